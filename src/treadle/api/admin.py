@@ -1,0 +1,87 @@
+"""Routes about the server itself: what it is, what it serves, how it is, and ending a request."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from treadle import __version__
+from treadle.api.context import context
+from treadle.api.errors import json_response
+from treadle.api.ports import ModelPort
+from treadle.errors import NotFound, NotReady
+
+router = APIRouter()
+
+
+@router.get("/")
+async def root(request: Request) -> Response:
+    """A hint for people who open the address in a browser."""
+    return json_response(
+        {
+            "name": "treadle",
+            "version": __version__,
+            "api": "/v1",
+            "routes": ["/v1/chat/completions", "/v1/completions", "/v1/models", "/health", "/docs"],
+        }
+    )
+
+
+@router.get("/health")
+async def health(request: Request) -> Response:
+    """200 only when requests can be answered now; else 503 and why."""
+    engine = context(request).engine
+    running, waiting = engine.counts()
+    state = engine.state
+    body: dict[str, Any] = {"status": state, "running": running, "waiting": waiting}
+    if state == "ready":
+        return json_response(body | {"model": engine.model.name})
+    body["reason"] = engine.failure or f"The engine is {state}."
+    headers = {"retry-after": str(NotReady.retry_after_s)} if state == "loading" else {}
+    return json_response(body, 503, headers)
+
+
+@router.get("/v1/models")
+async def models(request: Request) -> Response:
+    """The one served model, as a list."""
+    here = context(request)
+    return json_response({"object": "list", "data": [model_entry(here.engine.model, here.started)]})
+
+
+@router.get("/v1/models/{id:path}")
+async def model(request: Request, id: str) -> Response:
+    """One model by any of its names, which may contain slashes."""
+    here = context(request)
+    return json_response(model_entry(here.served(id), here.started))
+
+
+@router.post("/v1/requests/{id}/cancel")
+async def cancel(request: Request, id: str) -> Response:
+    """End a running request by the id that its client saw."""
+    if not context(request).jobs.cancel(id):
+        raise NotFound(f"No request {id[:100]!r} is running.", param="id", code="request_not_found")
+    return json_response({"id": id, "object": "request", "cancelled": True})
+
+
+def model_entry(model: ModelPort, created: int) -> dict[str, Any]:
+    """OpenAI's model object, and what this model can do here."""
+    caps = model.caps
+    kinds = {kind.value: caps.layers.count(kind) for kind in dict.fromkeys(caps.layers)}
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": created,
+        "owned_by": "treadle",
+        "source": model.source,
+        "revision": model.revision,
+        "context_length": caps.context_length,
+        "max_model_len": caps.context_length,
+        "vocab_size": caps.vocab_size,
+        "layers": kinds,
+        "window": caps.window,
+        "batching": {"mode": caps.batching.value, "why": caps.why},
+        "chat_template": model.chat_template is not None,
+    }

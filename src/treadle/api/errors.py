@@ -1,0 +1,132 @@
+"""Every error leaves in OpenAI's shape: `{"error": {"message", "type", "param", "code"}}`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from treadle.errors import (
+    BadRequest,
+    ContextLengthExceeded,
+    MemoryRefused,
+    NotReady,
+    QueueFull,
+    TreadleError,
+)
+
+log = logging.getLogger(__name__)
+
+HTTP_CODES = {404: "unknown_url", 405: "method_not_allowed"}
+
+
+class Cancelled(TreadleError):
+    """The request was ended by the cancel route while its client still listened."""
+
+    status = 499
+    type = "request_cancelled"
+    code = "request_cancelled"
+
+
+class TimedOut(TreadleError):
+    """The request ran longer than its `timeout` or the server's limit."""
+
+    status = 504
+    type = "timeout_error"
+    code = "request_timeout"
+
+
+class ShuttingDown(TreadleError):
+    """The server stopped before the request was finished."""
+
+    status = 503
+    type = "server_error"
+    code = "shutting_down"
+    retry_after_s = 5
+
+
+def error_body(error: TreadleError) -> dict[str, Any]:
+    """The JSON object of an error. A context error also carries both numbers for agents that compact."""
+    detail: dict[str, Any] = {
+        "message": error.message,
+        "type": error.type,
+        "param": error.param,
+        "code": error.code,
+    }
+    if isinstance(error, ContextLengthExceeded):
+        detail |= {"n_prompt_tokens": error.num_tokens, "n_ctx": error.context_length}
+    return {"error": detail}
+
+
+def error_headers(error: TreadleError) -> dict[str, str]:
+    """`Retry-After` where waiting helps; the official SDKs are told not to repeat what was ended on purpose."""
+    headers: dict[str, str] = {}
+    if isinstance(error, QueueFull | NotReady | MemoryRefused | ShuttingDown):
+        headers["retry-after"] = str(error.retry_after_s)
+    if isinstance(error, TimedOut | Cancelled):
+        headers["x-should-retry"] = "false"
+    return headers
+
+
+def json_response(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """A JSON body by the one encoder that the streams use too."""
+    return Response(
+        orjson.dumps(content), status_code=status, headers=dict(headers or {}), media_type="application/json"
+    )
+
+
+def error_response(error: TreadleError) -> Response:
+    return json_response(error_body(error), error.status, error_headers(error))
+
+
+def internal_error() -> TreadleError:
+    """What a client is told about a bug: nothing of its inside, which goes to the log."""
+    return TreadleError("Internal error; the server's log has the details.", code="internal_error")
+
+
+async def on_treadle_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, TreadleError)
+    return error_response(error)
+
+
+async def on_http_error(request: Request, error: Exception) -> Response:
+    """Unknown routes and wrong methods."""
+    assert isinstance(error, HTTPException)
+    status = error.status_code
+    messages = {
+        404: f"Unknown route: {request.method} {request.url.path}.",
+        405: f"Method {request.method} is not allowed on {request.url.path}.",
+    }
+    failure = BadRequest(messages.get(status, str(error.detail)), code=HTTP_CODES.get(status))
+    return json_response(error_body(failure), status, error.headers)
+
+
+async def on_validation_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    return error_response(BadRequest(f"Invalid request: {error}."))
+
+
+async def on_disconnect(request: Request, error: Exception) -> Response:
+    """The client left while its body was read; nobody sees this answer."""
+    return Response(status_code=499)
+
+
+async def on_bug(request: Request, error: Exception) -> Response:
+    """Starlette re-raises after this answer is sent, so the server's log gets the traceback."""
+    return error_response(internal_error())
+
+
+def install(app: FastAPI) -> None:
+    """Register the handlers above."""
+    app.add_exception_handler(TreadleError, on_treadle_error)
+    app.add_exception_handler(HTTPException, on_http_error)
+    app.add_exception_handler(RequestValidationError, on_validation_error)
+    app.add_exception_handler(ClientDisconnect, on_disconnect)
+    app.add_exception_handler(Exception, on_bug)

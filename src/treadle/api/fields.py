@@ -1,0 +1,153 @@
+"""The request bodies as pydantic models: types and ranges, nothing that needs a loaded model.
+
+A top-level `null` counts as absent (see `body.parse`), so no field here takes None from the wire.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+MAX_STOPS = 16
+MAX_CHOICES = 128
+MAX_BIAS = 100.0
+
+Message = dict[str, Any]
+
+
+def _stops(value: Any) -> Any:
+    """`stop` is a string or a list of them; empty ones would match everywhere."""
+    stops = [value] if isinstance(value, str) else value
+    if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
+        raise ValueError("must be a string or a list of strings")
+    if len(stops) > MAX_STOPS:
+        raise ValueError(f"takes at most {MAX_STOPS} strings, not {len(stops)}")
+    if "" in stops:
+        raise ValueError("must not contain an empty string")
+    return stops
+
+
+def _bias(value: Any) -> Any:
+    """`logit_bias` has token ids as JSON keys; they are checked against the vocabulary later."""
+    if not isinstance(value, dict):
+        raise ValueError("must be an object of token ids and numbers")
+    bias: dict[int, float] = {}
+    for key, amount in value.items():
+        if not (key.isascii() and key.isdigit()):
+            raise ValueError(f"has the key {key[:40]!r}, which is not a token id")
+        if not isinstance(amount, int | float) or isinstance(amount, bool):
+            raise ValueError(f"has a value for token {key[:40]} that is not a number")
+        if not -MAX_BIAS <= amount <= MAX_BIAS:
+            raise ValueError(f"has a value for token {key[:40]} outside -100..100")
+        bias[int(key[:20])] = float(amount)
+    return bias
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _prompts(value: Any) -> Any:
+    """Legacy `prompt`: text, token ids, or a list of either, as a list of prompts."""
+    prompts = [value] if isinstance(value, str) or (isinstance(value, list) and all(map(_is_id, value))) else value
+    if not isinstance(prompts, list) or not prompts:
+        raise ValueError("must be a string, a list of token ids, or a non-empty list of either")
+    for prompt in prompts:
+        if not isinstance(prompt, str) and not (isinstance(prompt, list) and all(map(_is_id, prompt))):
+            raise ValueError("must be a string, a list of token ids, or a non-empty list of either")
+    return prompts
+
+
+Stops = Annotated[list[str], BeforeValidator(_stops, json_schema_input_type=str | list[str])]
+Bias = Annotated[dict[int, float], BeforeValidator(_bias, json_schema_input_type=dict[str, float])]
+Prompts = Annotated[
+    list[str | list[int]],
+    BeforeValidator(_prompts, json_schema_input_type=str | list[str] | list[int] | list[list[int]]),
+]
+Number = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class StreamOptions(BaseModel):
+    """`stream_options`; obfuscation padding is never sent, so asking for none or some is the same."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    include_usage: bool = False
+    include_obfuscation: bool = False
+
+
+class GenerationBody(BaseModel):
+    """What both generation routes share. Unset sampling fields fall to the model's own defaults."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    model: str | None = None
+    stream: bool = False
+    stream_options: StreamOptions = Field(default_factory=StreamOptions)
+    max_tokens: int | None = Field(default=None, ge=1)
+    temperature: Number | None = Field(default=None, ge=0, le=2)
+    top_p: Number | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = Field(default=None, ge=-1)
+    min_p: Number | None = Field(default=None, ge=0, le=1)
+    repetition_penalty: Number | None = Field(default=None, gt=0, le=10)
+    presence_penalty: Number | None = Field(default=None, ge=-2, le=2)
+    frequency_penalty: Number | None = Field(default=None, ge=-2, le=2)
+    logit_bias: Bias = Field(default_factory=dict)
+    seed: int | None = None
+    stop: Stops = Field(default_factory=list)
+    n: int = Field(default=1, ge=1, le=MAX_CHOICES)
+    timeout: Number | None = Field(default=None, gt=0)
+    cache_salt: str = Field(default="", max_length=256)
+
+    @property
+    def limit(self) -> int | None:
+        """Most tokens to make; None: until the model ends or the context is full."""
+        return self.max_tokens
+
+    @property
+    def alternatives(self) -> int | None:
+        """How many alternatives each token's log probability is reported with; None: no report."""
+        raise NotImplementedError
+
+
+class ChatBody(GenerationBody):
+    """`POST /v1/chat/completions`."""
+
+    messages: list[Message] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(default=None, ge=1)
+    logprobs: bool = False
+    top_logprobs: int | None = Field(default=None, ge=0, le=20)
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _alternatives_need_logprobs(self) -> Self:
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError("top_logprobs needs logprobs to be true")
+        return self
+
+    @property
+    def limit(self) -> int | None:
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def alternatives(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+
+class CompletionBody(GenerationBody):
+    """`POST /v1/completions`."""
+
+    prompt: Prompts
+    echo: bool = False
+    logprobs: int | None = Field(default=None, ge=0, le=5)
+
+    @model_validator(mode="after")
+    def _echo_has_no_logprobs(self) -> Self:
+        if self.echo and self.logprobs is not None:
+            raise ValueError("logprobs together with echo is not supported yet")
+        return self
+
+    @property
+    def alternatives(self) -> int | None:
+        return self.logprobs

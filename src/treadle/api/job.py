@@ -1,0 +1,118 @@
+"""One client request as engine requests: its choices, their merged events, its end."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+
+from treadle.api.errors import Cancelled, ShuttingDown, TimedOut
+from treadle.api.ports import StreamPort
+from treadle.errors import EngineFault, TreadleError
+from treadle.output.stream import Event
+from treadle.types import Finish, Usage
+
+Sink = Callable[[int, Event], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One reply that is being made: its place in the answer, and whether its prompt is counted in the usage."""
+
+    index: int
+    stream: StreamPort
+    events: AsyncIterator[Event]
+    counts_prompt: bool
+
+
+class Job:
+    """All choices of one client request. Used by one `run` and ended by `close`; lives on one event loop."""
+
+    def __init__(self, id: str, choices: Sequence[Choice], timeout_s: float | None, jobs: Jobs) -> None:
+        self.id = id
+        self.created = int(time.time())
+        self._choices = choices
+        self._jobs = jobs
+        self._deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        self._cancelled = False
+        self._usages: dict[int, Usage] = {}
+
+    async def run(self, sink: Sink) -> None:
+        """Hand every event to `sink` as it comes. Raises the error of the first choice that fails."""
+        if len(self._choices) == 1:
+            await self._follow(self._choices[0], sink)
+            return
+        tasks = [asyncio.create_task(self._follow(choice, sink)) for choice in self._choices]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _follow(self, choice: Choice, sink: Sink) -> None:
+        async for event in choice.events:
+            if event.usage is not None:
+                self._usages[choice.index] = event.usage
+            if event.finish in (Finish.ABORT, Finish.ERROR):
+                raise self._fault(event)
+            sink(choice.index, event)
+
+    def _fault(self, event: Event) -> TreadleError:
+        if event.finish is Finish.ERROR:
+            return EngineFault(event.error or "The engine failed on this request.")
+        if self._cancelled:
+            return Cancelled("The request was cancelled.")
+        if self._deadline is not None and time.monotonic() >= self._deadline:
+            return TimedOut("The request ran into its time limit.", param="timeout")
+        return ShuttingDown("The server is shutting down.")
+
+    def cancel(self) -> None:
+        """End it while its client still listens."""
+        self._cancelled = True
+        self._abort()
+
+    def close(self) -> None:
+        """Leave the list of running jobs; sequences that have not finished are aborted. May be called twice."""
+        self._jobs.remove(self.id)
+        self._abort()
+
+    def _abort(self) -> None:
+        for choice in self._choices:
+            if choice.index not in self._usages:
+                choice.stream.abort()
+
+    @property
+    def usage(self) -> Usage:
+        """Counts over all choices; each prompt counts once, however many choices it has."""
+        done = [(choice, self._usages[choice.index]) for choice in self._choices if choice.index in self._usages]
+        prompts = [usage for choice, usage in done if choice.counts_prompt]
+        return Usage(
+            prompt_tokens=sum(usage.prompt_tokens for usage in prompts),
+            completion_tokens=sum(usage.completion_tokens for _, usage in done),
+            cached_tokens=sum(usage.cached_tokens for usage in prompts),
+        )
+
+
+class Jobs:
+    """The running jobs by the id that clients see."""
+
+    def __init__(self) -> None:
+        self._running: dict[str, Job] = {}
+
+    def add(self, job: Job) -> None:
+        self._running[job.id] = job
+
+    def remove(self, id: str) -> None:
+        self._running.pop(id, None)
+
+    def cancel(self, id: str) -> bool:
+        """Whether there was such a job."""
+        job = self._running.get(id)
+        if job is not None:
+            job.cancel()
+        return job is not None
+
+    def __len__(self) -> int:
+        return len(self._running)

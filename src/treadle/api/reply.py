@@ -1,0 +1,58 @@
+"""What both OpenAI routes' answers share: identity, usage, and the two ways to give one answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from treadle.output.stream import Event
+from treadle.types import Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The fields that are the same in every chunk of an answer."""
+
+    id: str
+    created: int
+    model: str
+    fingerprint: str
+
+    def wrap(self, object: str, choices: list[Any], **rest: Any) -> dict[str, Any]:
+        """The object around `choices`; `rest` comes last."""
+        return {
+            "id": self.id,
+            "object": object,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.fingerprint,
+            "choices": choices,
+            **rest,
+        }
+
+
+class ChunkWriter(Protocol):
+    """Turns the events of an answer into the bytes of its stream."""
+
+    def opening(self) -> bytes: ...
+    def chunk(self, index: int, event: Event) -> bytes: ...
+    def closing(self, usage: Usage) -> bytes: ...
+
+
+class Collector(Protocol):
+    """Gathers the same events into one object."""
+
+    def add(self, index: int, event: Event) -> None: ...
+    def reply(self, usage: Usage) -> Mapping[str, Any]: ...
+
+
+def usage_object(usage: Usage) -> dict[str, Any]:
+    """OpenAI's `usage`; cached tokens are part of the prompt's."""
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": 0},
+    }

@@ -1,0 +1,239 @@
+"""Where the tokens of some sequences lie in the buffers of one kind of layer. Engine thread only.
+
+All layers of a kind (full attention, or attention over one window) share one `Columns`, because the same tokens
+are written to the same columns in each of them. A step is `begin(counts)`, the forward, `end()`.
+
+- `SoloColumns`: one sequence, columns in token order. Slices are exact, masks are `None` or `"causal"`.
+- `BatchColumns`: several sequences in one buffer. Every step writes one block of columns for all rows, so a write is
+  a single slice whatever the lengths are. A table says which token position each column holds for each row; what a
+  row may see is `table <= position`. Joins, padding, refused drafts and rewinds are only entries of that table:
+  attention does not care where a row lies, since keys carry their position already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+STEP = 256  # buffers grow by this many columns
+SLACK = 256  # tokens kept behind a window, so that recent ones can be taken back
+FREE = np.int32(2**31 - 1)  # the position of a column that holds nothing for a row
+
+
+def round_up(n: int, step: int = STEP) -> int:
+    return -(-n // step) * step
+
+
+class SoloColumns:
+    """One sequence in token order. Column 0 holds token `first`; `length` tokens have rows."""
+
+    def __init__(self, window: int | None, length: int = 0, first: int = 0) -> None:
+        self.window = window
+        self.length = length
+        self.first = first
+        self.count = 0
+
+    num_rows = 1
+
+    @property
+    def lengths(self) -> list[int]:
+        return [self.length]
+
+    @property
+    def offset(self) -> int:
+        return self.length
+
+    @property
+    def index(self) -> int:
+        """The next column to be written."""
+        return self.length - self.first
+
+    @property
+    def read_from(self) -> int:
+        """The first column that the step's queries can need."""
+        return 0 if self.window is None else max(0, self.index - self.window + 1)
+
+    def surplus(self, count: int) -> int:
+        """Columns at the front that no later step can need, once there are enough of them to be worth a copy."""
+        if self.window is None:
+            return 0
+        keep = self.window + SLACK
+        return self.index - keep if self.index + count > 2 * keep and self.index > keep else 0
+
+    def begin(self, counts: Sequence[int]) -> None:
+        self.count = counts[0]
+
+    def end(self) -> None:
+        self.length += self.count
+        self.count = 0
+
+    def rewind(self, row: int, n: int) -> None:
+        """Take the last `n` tokens back. Raises ValueError where a window has passed them."""
+        if n > self.length - self.first:
+            raise ValueError(f"cannot rewind {n} tokens: only {self.length - self.first} are held")
+        self.length -= n
+
+    def make_mask(self, n: int, return_array: bool, window: int | None) -> Any:
+        """`None`, `"causal"` or bool [n, columns read]; `window` is what the model file asks for."""
+        window = self.window if self.window is not None else window
+        total = self.index + n - self.read_from
+        if n == 1 and not return_array and (window is None or total <= window):
+            return None
+        if not return_array and (window is None or total <= window):
+            return "causal"
+        columns = mx.arange(total)[None]
+        queries = mx.arange(total - n, total)[:, None]
+        mask = columns <= queries
+        return mask if window is None else mask & (columns > queries - window)
+
+
+class BatchColumns:
+    """Several sequences in one buffer; see the module's text.
+
+    `table` is int32 [rows, columns]: the position of the token in that column, or `FREE`.
+    """
+
+    def __init__(self, window: int | None) -> None:
+        self.window = window
+        self.table: NDArray[np.int32] = np.full((0, STEP), FREE, np.int32)
+        self.lengths: list[int] = []
+        self.index = 0
+        self._counts: list[int] = []
+        self._width = 0
+        self._device: Any = None  # the table on the device, right for columns below `_clean`
+        self._clean = 0
+        self._masks: dict[tuple[int, int | None], Any] = {}
+        self._offset: Any = None
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def offset(self) -> Any:
+        """int32 [rows]: the position of each row's next token."""
+        if self._offset is None:
+            self._offset = mx.array(self.lengths, mx.int32)
+        return self._offset
+
+    read_from = 0
+
+    def place(self, length: int, held: int) -> tuple[int, int]:
+        """Add a row of `length` tokens whose last `held` come along. Returns (row, first column to copy them to)."""
+        self._ensure(max(self.index, held))
+        self.index = max(self.index, held)
+        start = self.index - held
+        line = np.full((1, self.table.shape[1]), FREE, np.int32)
+        line[0, start : self.index] = np.arange(length - held, length, dtype=np.int32)
+        self.table = np.concatenate([self.table, line])
+        self.lengths.append(length)
+        self._forget()
+        return len(self.lengths) - 1, start
+
+    def drop(self, row: int) -> None:
+        """Remove a row; the last row takes its number."""
+        self.table[row] = self.table[-1]
+        self.table = self.table[:-1]
+        self.lengths[row] = self.lengths[-1]
+        self.lengths.pop()
+        self._forget()
+
+    def begin(self, counts: Sequence[int]) -> None:
+        self._counts = list(counts)
+        self._width = max(counts)
+        self._ensure(self.index + self._width)
+        for row, (length, count) in enumerate(zip(self.lengths, counts, strict=True)):
+            self.table[row, self.index : self.index + count] = np.arange(length, length + count)
+        self._masks.clear()
+        self._offset = None
+
+    def end(self) -> None:
+        self.lengths = [length + count for length, count in zip(self.lengths, self._counts, strict=True)]
+        self.index += self._width
+        self._width = 0
+        self._offset = None
+
+    def rewind(self, row: int, n: int) -> None:
+        """Take the last `n` tokens of a row back; columns free for all rows are reused."""
+        if n == 0:
+            return
+        length = self.lengths[row] - n
+        line = self.table[row, : self.index]
+        gone = np.flatnonzero((line >= length) & (line != FREE))
+        if len(gone) != n:
+            raise ValueError(f"cannot rewind {n} tokens: only {len(gone)} are held")
+        line[gone] = FREE
+        self.lengths[row] = length
+        self._clean = min(self._clean, int(gone[0]))
+        while self.index and (self.table[:, self.index - 1] == FREE).all():
+            self.index -= 1
+        self._clean = min(self._clean, self.index)
+        self._offset = None
+
+    def held(self, row: int) -> NDArray[np.intp]:
+        """The columns of a row, in token order."""
+        line = self.table[row, : self.index]
+        columns = np.flatnonzero(line != FREE)
+        return columns[np.argsort(line[columns], kind="stable")]
+
+    def waste(self) -> bool:
+        """Whether so many columns hold nothing needed that `squeeze` pays for its copy."""
+        limit = None if self.window is None else self.window + SLACK
+        needed = max((min(n, limit) if limit else n for n in self.lengths), default=0)
+        return self.index - needed > max(STEP, needed if limit else needed // 4)
+
+    def squeeze(self) -> NDArray[np.int32]:
+        """Move every row's needed columns together at the right end.
+
+        Returns int32 [rows, new index]: the old column for each new one (0 where the new one is free).
+        """
+        keep = None if self.window is None else self.window + SLACK
+        rows = [self.held(row) for row in range(self.num_rows)]
+        rows = [columns if keep is None else columns[-keep:] for columns in rows]
+        width = max(len(columns) for columns in rows)
+        source = np.zeros((self.num_rows, width), np.int32)
+        table = np.full((self.num_rows, round_up(max(width, 1))), FREE, np.int32)
+        for row, columns in enumerate(rows):
+            start = width - len(columns)
+            source[row, start:] = columns
+            table[row, start:width] = self.table[row, columns]
+        self.table, self.index = table, width
+        self._forget()
+        return source
+
+    def make_mask(self, n: int, return_array: bool, window: int | None) -> Any:
+        """bool [rows, 1, n, columns]. `return_array` is met anyway."""
+        window = self.window if self.window is not None else window
+        key = (n, window)
+        if key not in self._masks:
+            positions = self._upload()[:, : self.index + n][:, None, None, :]
+            queries = (self.offset[:, None] + mx.arange(n, dtype=mx.int32))[:, None, :, None]
+            mask = positions <= queries
+            self._masks[key] = mask if window is None else mask & (positions > queries - window)
+        return self._masks[key]
+
+    def _upload(self) -> Any:
+        """The table on the device. Only columns that changed since the last step travel."""
+        end = self.index + self._width
+        if self._device is None or self._device.shape != self.table.shape:
+            self._device = mx.array(self.table)
+        elif self._clean < end:
+            self._device[:, self._clean : end] = mx.array(self.table[:, self._clean : end])
+        self._clean = end
+        return self._device
+
+    def _ensure(self, columns: int) -> None:
+        extra = round_up(columns) - self.table.shape[1]
+        if extra > 0:
+            self.table = np.pad(self.table, ((0, 0), (0, extra)), constant_values=FREE)
+
+    def _forget(self) -> None:
+        self._device, self._clean, self._offset = None, 0, None
+        self._masks.clear()
+
+
+Columns = SoloColumns | BatchColumns

@@ -1,0 +1,342 @@
+"""The memory of some sequences in every layer of a model: the only place that knows shapes and batch rows.
+
+mlx-lm's model files call a cache object per layer (`offset`, `make_mask`, `update_and_fetch`; recurrent layers index
+it). `Layers.caches` is that list. One `Layers` holds one sequence in exact layout, or several as rows of shared
+buffers. Engine thread only. Arrays may be lazy; nothing here evaluates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from treadle.cache.columns import BatchColumns, Columns, SoloColumns, round_up
+from treadle.runtime import mlx_lm_module
+
+ArraysCache: Any = mlx_lm_module("models.cache").ArraysCache
+
+
+class Rows:
+    """Keys and values of one attention layer, [row slots, heads, column slots, dim] each.
+
+    Row slots beyond the live rows are spare, so that a join seldom copies. `columns` is shared with the layers of
+    the same kind and says where this step writes and reads.
+    """
+
+    def __init__(self, columns: Columns) -> None:
+        self.columns = columns
+        self.keys: Any = None
+        self.values: Any = None
+        self.reserve = 0  # columns to make room for at the first write
+
+    @property
+    def offset(self) -> Any:
+        return self.columns.offset
+
+    def make_mask(self, n: int, return_array: bool = False, window_size: int | None = None) -> Any:
+        return self.columns.make_mask(n, return_array, window_size)
+
+    def update_and_fetch(self, keys: Any, values: Any) -> tuple[Any, Any]:
+        """Write this step's rows ([rows, heads, n, dim]) and return all that its queries can see."""
+        start, n = self.columns.index, keys.shape[2]
+        self._ensure(self.columns.num_rows, start + n, keys, values)
+        rows = self.columns.num_rows
+        self.keys[:rows, :, start : start + n] = keys
+        self.values[:rows, :, start : start + n] = values
+        return self._read(start + n)
+
+    def keys_and_values(self) -> tuple[Any, Any]:
+        """What the layer wrote in this step and before, for layers that share it."""
+        return self._read(self.columns.index + self._written())
+
+    def _written(self) -> int:
+        columns = self.columns
+        return columns.count if isinstance(columns, SoloColumns) else columns._width
+
+    def _read(self, end: int) -> tuple[Any, Any]:
+        rows, start = self.columns.num_rows, self.columns.read_from
+        if rows == self.keys.shape[0] and start == 0 and end == self.keys.shape[2]:
+            return self.keys, self.values
+        return self.keys[:rows, :, start:end], self.values[:rows, :, start:end]
+
+    def _ensure(self, rows: int, columns: int, keys: Any, values: Any) -> None:
+        """Grow the buffers so that `rows` x `columns` fit; `keys` and `values` tell shape and type."""
+        have = (0, 0) if self.keys is None else (self.keys.shape[0], self.keys.shape[2])
+        if rows <= have[0] and columns <= have[1]:
+            return
+        slots = have[0] if rows <= have[0] else 1 << (rows - 1).bit_length()
+        width = have[1] if columns <= have[1] else round_up(max(columns, self.reserve))
+        self.keys = _resized(self.keys, (slots, keys.shape[1], width, keys.shape[3]), keys.dtype)
+        self.values = _resized(self.values, (slots, values.shape[1], width, values.shape[3]), values.dtype)
+
+    def place(self, row: int, start: int, keys: Any, values: Any) -> None:
+        """Copy one sequence's rows ([1, heads, n, dim]) into a row slot."""
+        end = start + keys.shape[2]
+        self._ensure(row + 1, end, keys, values)
+        self.keys[row : row + 1, :, start:end] = keys
+        self.values[row : row + 1, :, start:end] = values
+
+    def drop(self, row: int, last: int) -> None:
+        if row != last and self.keys is not None and last < self.keys.shape[0]:
+            self.keys[row] = self.keys[last]
+            self.values[row] = self.values[last]
+
+    def map(self, f: Callable[[Any], Any]) -> None:
+        if self.keys is not None:
+            self.keys, self.values = f(self.keys), f(self.values)
+
+    def arrays(self) -> list[Any]:
+        return [] if self.keys is None else [self.keys, self.values]
+
+
+class State(ArraysCache):  # type: ignore[misc]
+    """The state of one recurrent layer: arrays [rows, ...] that are replaced, never changed, so a reference is a copy.
+
+    Subclasses mlx-lm's class because some model files ask for it by type. `lengths` (int32 [rows] or None) tells a
+    step with slices of different length where each row ends.
+    """
+
+    def join(self, other: State, rows: int) -> None:
+        self.cache = [_stacked(a, b, rows) for a, b in zip(self.cache, other.cache, strict=True)]
+
+    def keep(self, rows: Sequence[int]) -> None:
+        index = mx.array(list(rows))
+        self.cache = [None if a is None else a[index] for a in self.cache]
+
+    def arrays(self) -> list[Any]:
+        return [a for a in self.cache if a is not None]
+
+
+class Stack:
+    """Several caches of one layer, indexed by the model file."""
+
+    def __init__(self, children: Sequence[Any]) -> None:
+        self.children = list(children)
+
+    def __getitem__(self, i: int) -> Any:
+        return self.children[i]
+
+
+def _resized(old: Any, shape: tuple[int, ...], dtype: Any) -> Any:
+    new = mx.zeros(shape, dtype)
+    if old is not None:
+        new[: old.shape[0], :, : old.shape[2]] = old
+    return new
+
+
+def _stacked(a: Any, b: Any, rows: int) -> Any:
+    """Append one row; an array that does not exist yet is a row of zeros, as every model file starts it."""
+    if a is None and b is None:
+        return None
+    if a is None:
+        a = mx.zeros((rows, *b.shape[1:]), b.dtype)
+    if b is None:
+        b = mx.zeros((1, *a.shape[1:]), a.dtype)
+    return mx.concatenate([a, b])
+
+
+class Layers:
+    """Every layer's memory of one or more sequences (rows).
+
+    A step is `begin(counts)`, `model(ids, cache=layers.caches)`, `end()`. Row numbers follow joins; `drop(row)`
+    moves the last row into the hole, and the caller's list must do the same.
+    """
+
+    def __init__(self, caches: Sequence[Any], columns: dict[int | None, Columns], foreign: Sequence[Any] = ()) -> None:
+        self.caches = list(caches)
+        self.columns = columns
+        self.foreign = list(foreign)
+        self.rows = [c for c in self._flat() if isinstance(c, Rows)]
+        self.states = [c for c in self._flat() if isinstance(c, State)]
+        self._lengths = [0]
+        self._counts = [0]
+
+    def _flat(self) -> Iterator[Any]:
+        for cache in self.caches:
+            yield from cache.children if isinstance(cache, Stack) else [cache]
+
+    @property
+    def num_rows(self) -> int:
+        return len(self._lengths)
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each row that are in the layers."""
+        return self._lengths
+
+    def arrays(self) -> list[Any]:
+        """Every array, for evaluation."""
+        own = [a for c in (*self.rows, *self.states) for a in c.arrays()]
+        return own + [a for c in self.foreign for a in _foreign_arrays(c)]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(a.nbytes for a in self.arrays())
+
+    def reserve(self, num_tokens: int) -> None:
+        """Make room for so many tokens at the first write, instead of growing step by step."""
+        for r in self.rows:
+            window = r.columns.window
+            r.reserve = num_tokens if window is None else min(num_tokens, window)
+
+    def begin(self, counts: Sequence[int]) -> None:
+        """Announce how many tokens each row gets in the coming forward (ids are [rows, max(counts)])."""
+        self._counts = list(counts)
+        self._trim(max(counts))
+        for columns in self.columns.values():
+            columns.begin(counts)
+        ragged = len(set(counts)) > 1
+        for state in self.states:
+            state.lengths = mx.array(self._counts, mx.int32) if ragged else None
+
+    def end(self) -> None:
+        """The forward was built: its tokens are part of every layer now."""
+        for columns in self.columns.values():
+            columns.end()
+        for state in self.states:
+            state.lengths = None
+        self._lengths = [a + b for a, b in zip(self._lengths, self._counts, strict=True)]
+
+    def rewind(self, row: int, n: int) -> None:
+        """Take back the last `n` tokens of a row. Raises ValueError where a layer cannot (state, foreign)."""
+        if n and (self.states or self.foreign):
+            raise ValueError("recurrent and foreign layers rewind only to a checkpoint")
+        for columns in self.columns.values():
+            columns.rewind(row, n)
+        self._lengths[row] -= n
+
+    def join(self, other: Layers) -> int:
+        """Copy the one sequence of `other` in as a new row and return its number."""
+        if self.foreign or other.foreign:
+            raise ValueError("foreign layers hold one sequence only")
+        if self.num_rows == 1:
+            self._open()
+        for window, columns in self.columns.items():
+            source = other.columns[window]
+            assert isinstance(columns, BatchColumns) and isinstance(source, SoloColumns)
+            row, start = columns.place(source.length, source.index)
+            for mine, theirs in zip(self._of(columns), other._of(source), strict=True):
+                if theirs.keys is not None:
+                    mine.place(row, start, theirs.keys[:, :, : source.index], theirs.values[:, :, : source.index])
+        for a, b in zip(self.states, other.states, strict=True):
+            a.join(b, self.num_rows)
+        self._lengths.append(other.lengths[0])
+        return self.num_rows - 1
+
+    def drop(self, row: int) -> None:
+        """Forget a row; the last one takes its number. One remaining row gets its exact layout back."""
+        last = self.num_rows - 1
+        for r in self.rows:
+            r.drop(row, last)
+        for columns in self.columns.values():
+            assert isinstance(columns, BatchColumns)
+            columns.drop(row)
+        order = list(range(last))
+        if row != last:
+            order[row] = last
+        for state in self.states:
+            state.keep(order)
+        self._lengths[row] = self._lengths[-1]
+        self._lengths.pop()
+        if self.num_rows == 1:
+            self._close()
+
+    def take(self, row: int) -> Layers:
+        """A copy of one row, alone in exact layout."""
+        columns: dict[int | None, Columns] = {}
+        copies: dict[int, Any] = {}
+        for window, held in self.columns.items():
+            length, pick = self._pick(held, row)
+            columns[window] = SoloColumns(window, length, length - pick.num)
+            for r in self._of(held):
+                copies[id(r)] = twin = Rows(columns[window])
+                if r.keys is not None:
+                    twin.keys, twin.values = pick(r.keys), pick(r.values)
+        for state in self.states:
+            copies[id(state)] = twin = State(len(state.cache))
+            twin.cache = [None if a is None else mx.contiguous(a[row : row + 1]) for a in state.cache]
+        solo = Layers([_rebuilt(c, copies) for c in self.caches], columns)
+        solo._lengths = [self._lengths[row]]
+        return solo
+
+    def _of(self, columns: Columns) -> list[Rows]:
+        return [r for r in self.rows if r.columns is columns]
+
+    def _pick(self, columns: Columns, row: int) -> tuple[int, _Pick]:
+        if isinstance(columns, SoloColumns):
+            return columns.length, _Pick(row, np.arange(columns.index))
+        return columns.lengths[row], _Pick(row, columns.held(row))
+
+    def _switch(self, window: int | None, new: Columns) -> None:
+        for r in self._of(self.columns[window]):
+            r.columns = new
+        self.columns[window] = new
+
+    def _open(self) -> None:
+        """From exact layout to rows. Buffers stay as they are."""
+        for window, columns in self.columns.items():
+            if isinstance(columns, SoloColumns):
+                batch = BatchColumns(window)
+                batch.place(columns.length, columns.index)
+                self._switch(window, batch)
+
+    def _close(self) -> None:
+        """From one remaining row to exact layout; moves columns only where they are not in order."""
+        for window, columns in self.columns.items():
+            length, pick = self._pick(columns, 0)
+            for r in self._of(columns):
+                r.map(pick)
+            self._switch(window, SoloColumns(window, length, length - pick.num))
+
+    def _trim(self, count: int) -> None:
+        """Drop what windows have passed and holes that batches leave, where that pays."""
+        for columns in self.columns.values():
+            if isinstance(columns, SoloColumns):
+                if surplus := columns.surplus(count):
+                    index = columns.index
+                    columns.first += surplus
+                    for r in self._of(columns):
+                        r.map(lambda a, lo=surplus, hi=index: mx.contiguous(a[:, :, lo:hi]))
+            elif columns.waste():
+                source = mx.array(columns.squeeze())[:, None, :, None]
+                for r in self._of(columns):
+                    r.map(lambda a, s=source, n=columns.num_rows: mx.take_along_axis(a[:n], s, axis=2))
+
+
+class _Pick:
+    """Cut one row's columns out of a buffer, as a slice when they lie together."""
+
+    def __init__(self, row: int, columns: Any) -> None:
+        self.row = row
+        self.columns = columns
+        self.num = len(columns)
+
+    def __call__(self, buffer: Any) -> Any:
+        line = buffer[self.row : self.row + 1]
+        if self.num == 0:
+            return mx.contiguous(line[:, :, :0])
+        first = int(self.columns[0])
+        if int(self.columns[-1]) - first + 1 == self.num and (np.diff(self.columns) == 1).all():
+            return mx.contiguous(line[:, :, first : first + self.num])
+        return mx.take(line, mx.array(self.columns), axis=2)
+
+
+def _rebuilt(cache: Any, copies: dict[int, Any]) -> Any:
+    if isinstance(cache, Stack):
+        return Stack([copies[id(child)] for child in cache.children])
+    return copies[id(cache)]
+
+
+def _foreign_arrays(cache: Any) -> list[Any]:
+    found: list[Any] = []
+    stack = [cache.state]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, mx.array):
+            found.append(item)
+        elif isinstance(item, (list, tuple)):
+            stack.extend(item)
+    return found

@@ -1,0 +1,57 @@
+"""The one frozen configuration. Field defaults are the CLI defaults; a bad value names its key."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, Self
+
+from treadle.errors import ConfigError
+
+BUSY_MODES = ("batch", "queue", "preempt")
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Settings of one server process. Sizes in tokens, times in seconds, memory in bytes unless named."""
+
+    model: str = "smollm2"
+    host: str = "127.0.0.1"
+    port: int = 8080
+    context_length: int | None = None  # None: what the model was trained for
+    max_rows: int = 16  # sequences that decode together
+    max_waiting: int = 256  # requests in the queue before 429
+    on_busy: str = "batch"  # batch | queue | preempt
+    prefill_chunk: int = 512  # most prompt tokens in one step
+    prefill_share: float = 0.5  # share of the time for prefill while streams decode
+    prefill_stall_s: float = 0.25  # longest pause one chunk may put into running streams
+    request_timeout_s: float | None = None
+    drain_s: float = 10.0  # how long a shutdown lets running requests finish
+    keepalive_s: float = 5.0  # a comment at least this often while a stream is silent
+    memory_limit_gb: float | None = None  # None: from the device, leaving room for the system
+    max_body_mb: float = 32.0
+    log_prompts: bool = False
+
+    def __post_init__(self) -> None:
+        positive = ("port", "max_rows", "max_waiting", "prefill_chunk", "prefill_stall_s", "keepalive_s", "max_body_mb")
+        for key in positive:
+            if getattr(self, key) <= 0:
+                raise ConfigError(f"{key} must be positive, not {getattr(self, key)}.", param=key)
+        for key in ("context_length", "request_timeout_s", "memory_limit_gb"):
+            value = getattr(self, key)
+            if value is not None and value <= 0:
+                raise ConfigError(f"{key} must be positive, not {value}.", param=key)
+        if not 0 < self.prefill_share < 1:
+            raise ConfigError(f"prefill_share must lie between 0 and 1, not {self.prefill_share}.", param="prefill_share")
+        if self.on_busy not in BUSY_MODES:
+            raise ConfigError(f"on_busy must be one of {', '.join(BUSY_MODES)}, not {self.on_busy!r}.", param="on_busy")
+        if self.port > 65535:
+            raise ConfigError(f"port must be at most 65535, not {self.port}.", param="port")
+
+    @classmethod
+    def of(cls, **values: Any) -> Self:
+        """Build from keyword values, refusing unknown keys by name."""
+        known = {f.name for f in fields(cls)}
+        for key in values:
+            if key not in known:
+                raise ConfigError(f"Unknown setting {key!r}.", param=key)
+        return cls(**values)

@@ -1,0 +1,241 @@
+"""The one generation loop, as a synchronous object: `submit`, `abort`, `step() -> [Output]`. Engine thread only.
+
+One turn: admit waiting sequences, step every group that decodes, compute one prefill chunk if the pacer allows it.
+A prompt is prefilled up to its last token; that token is the first decode step, so there is one way to get logits.
+`engine.py` runs this on its thread; tests and offline use call `step` themselves.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from treadle.cache.layers import Layers
+from treadle.config import Config
+from treadle.engine import scheduler
+from treadle.engine.group import Flight, Group
+from treadle.engine.sampling import NAN_TOKEN
+from treadle.engine.sequence import Emission, Sequence, Stage
+from treadle.types import Batching, Caps, Finish, Output, Request
+
+log = logging.getLogger("treadle.engine")
+
+CLEAR_EVERY = 256  # decode steps between releases of freed buffers to the system
+
+
+class Loop:
+    """All sequences of one model. `new_layers` makes empty memory for one sequence."""
+
+    def __init__(
+        self,
+        model: Any,
+        caps: Caps,
+        config: Config,
+        new_layers: Callable[[], Layers],
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.model = model
+        self.caps = caps
+        self.config = config
+        self.new_layers = new_layers
+        self.clock = clock
+        self.waiting: deque[Sequence] = deque()
+        self.prefilling: list[Sequence] = []
+        self.groups: list[Group] = []
+        self.pacer = scheduler.Pacer(config.prefill_chunk, config.prefill_share, config.prefill_stall_s)
+        self._outputs: list[Output] = []
+        self._turn = 0
+        self._steps = 0
+
+    # What others may ask
+
+    @property
+    def num_running(self) -> int:
+        return len(self.prefilling) + sum(len(g.rows) for g in self.groups)
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.waiting or self.prefilling or self.groups or self._outputs)
+
+    def sequences(self) -> Iterator[Sequence]:
+        yield from self.waiting
+        yield from self.prefilling
+        for group in self.groups:
+            yield from group.rows
+
+    def submit(self, request: Request) -> None:
+        """Queue a request whose ids were checked. In `preempt` mode everything before it is aborted."""
+        if self.config.on_busy == "preempt":
+            for sequence in list(self.sequences()):
+                self._end(sequence, Finish.ABORT)
+        room = self.caps.context_length - len(request.prompt)
+        if request.max_tokens is not None:
+            room = min(room, request.max_tokens)
+        sequence = Sequence(request, room, self.clock())
+        self.waiting.append(sequence)
+        if room <= 0:
+            self._end(sequence, Finish.LENGTH)
+
+    def abort(self, id: str, finish: Finish = Finish.ABORT, error: str | None = None) -> bool:
+        """End a sequence now, wherever it is. False when the id is unknown."""
+        for sequence in self.sequences():
+            if sequence.id == id:
+                self._end(sequence, finish, error=error)
+                return True
+        return False
+
+    def step(self) -> list[Output]:
+        """One turn of the loop. Returns what it made, in order, for any of the sequences."""
+        self._expire()
+        self._admit()
+        for group in list(self.groups):
+            self._decode(group)
+        self._prefill()
+        outputs, self._outputs = self._outputs, []
+        return outputs
+
+    # 1-2: who takes part
+
+    def _expire(self) -> None:
+        for sequence in list(self.sequences()):
+            limit = sequence.request.timeout_s
+            if limit is not None and self.clock() - sequence.arrived > limit:
+                self._end(sequence, Finish.ABORT, error=f"The request passed its time limit of {limit:g} s.")
+
+    def _admit(self) -> None:
+        slots = 1 if self.config.on_busy == "queue" else self.config.max_rows
+        while self.waiting and self.num_running < slots:
+            sequence = self.waiting.popleft()
+            sequence.started = sequence.started or self.clock()
+            sequence.layers = self.new_layers()
+            sequence.layers.reserve(sequence.pending)
+            sequence.stage = Stage.PREFILL
+            self.prefilling.append(sequence)
+
+    # 3-7: decode
+
+    def _decode(self, group: Group) -> None:
+        """Launch the next step, then read the one before it while the device works."""
+        began = self.clock()
+        try:
+            launched = group.launch() if any(row.wants_more for row in group.rows) else None
+            flight, group.flight = group.flight, launched
+            if flight is not None:
+                self._settle(flight)
+        except Exception as error:
+            self._isolate(group, error)
+        self.pacer.decoded(self.clock() - began)
+        self._steps += 1
+        if self._steps % CLEAR_EVERY == 0:
+            mx.clear_cache()
+
+    def _settle(self, flight: Flight) -> None:
+        for sequence, emission in zip(flight.rows, flight.read(), strict=True):
+            if sequence.stage is Stage.DECODE:
+                sequence.launched -= 1
+                self._accept(sequence, emission)
+
+    def _accept(self, sequence: Sequence, emission: Emission) -> None:
+        """Commit one drawn token, or end the sequence."""
+        token = emission.token
+        if sequence.first_token is None:
+            sequence.first_token = self.clock()
+        if token == NAN_TOKEN:
+            self._end(sequence, Finish.ERROR, error="The model produced values that are not numbers.")
+        elif token in sequence.request.stop_ids:
+            self._end(sequence, Finish.STOP, stop_id=token)
+        else:
+            sequence.commit(token)
+            logprobs = () if emission.logprob is None else (emission.logprob,)
+            full = sequence.num_generated >= sequence.room
+            if full:
+                self._end(sequence, Finish.LENGTH, tokens=(token,), logprobs=logprobs)
+            else:
+                self._outputs.append(Output(sequence.id, (token,), logprobs))
+
+    def _isolate(self, group: Group, error: Exception) -> None:
+        """A shared step failed: compute each row once more alone; a row that fails alone ends with the error."""
+        log.exception("A step over %d rows failed.", len(group.rows))
+        self.groups.remove(group)
+        for sequence in group.rows:
+            if len(group.rows) == 1 or sequence.retried:
+                self._end(sequence, Finish.ERROR, error=_sentence(error))
+            else:
+                sequence.restart()
+                sequence.retried = sequence.alone = True
+                self.waiting.appendleft(sequence)
+
+    # 3-6: prefill
+
+    def _prefill(self) -> None:
+        """Compute one chunk of one sequence; a sequence with one token left joins a group."""
+        allowance = self.pacer.allowance(bool(self.groups))
+        if not self.prefilling or allowance == 0:
+            return
+        facts = [scheduler.Prefilling(s.pending, i) for i, s in enumerate(self.prefilling)]
+        sequence = self.prefilling[scheduler.pick(facts, self._turn)]
+        self._turn += 1
+        try:
+            self._chunk(sequence, min(allowance, sequence.pending - 1))
+        except Exception as error:
+            log.exception("Prefill of %s failed.", sequence.id)
+            self._end(sequence, Finish.ERROR, error=_sentence(error))
+
+    def _chunk(self, sequence: Sequence, n: int) -> None:
+        assert sequence.layers is not None
+        if n:
+            began = self.clock()
+            ids = sequence.tokens[sequence.computed : sequence.computed + n].astype(np.int32)
+            sequence.layers.begin([n])
+            self.model(mx.array(ids)[None], cache=sequence.layers.caches)
+            sequence.layers.end()
+            mx.eval(sequence.layers.arrays())
+            mx.clear_cache()
+            sequence.computed += n
+            self.pacer.prefilled(n, self.clock() - began, bool(self.groups))
+        if sequence.pending == 1:
+            self._enter(sequence)
+        else:
+            self._outputs.append(Output(sequence.id, prefilled=sequence.computed))
+
+    def _enter(self, sequence: Sequence) -> None:
+        """Move a prefilled sequence into the group where it fits, or into one of its own."""
+        self.prefilling.remove(sequence)
+        group = next((g for g in self.groups if self._fits(g, sequence)), None)
+        if group is None:
+            group = Group(self.model, self.caps.vocab_size)
+            self.groups.append(group)
+        group.join(sequence)
+        sequence.stage = Stage.DECODE
+
+    def _fits(self, group: Group, sequence: Sequence) -> bool:
+        if self.caps.batching is Batching.NEVER or sequence.alone or any(row.alone for row in group.rows):
+            return False
+        return scheduler.fits_together([row.computed for row in group.rows], sequence.computed)
+
+    # 8: one exit for all
+
+    def _end(self, sequence: Sequence, finish: Finish, **made: Any) -> None:
+        """Take a sequence out of wherever it is and report its end."""
+        if sequence.stage is Stage.DECODE:
+            group = next((g for g in self.groups if sequence in g.rows), None)
+            if group is not None:
+                group.drop(sequence)
+                if not group.rows:
+                    self.groups.remove(group)
+        elif sequence.stage is Stage.PREFILL:
+            self.prefilling.remove(sequence)
+        elif sequence in self.waiting:
+            self.waiting.remove(sequence)
+        sequence.stage, sequence.finish, sequence.layers = Stage.DONE, finish, None
+        self._outputs.append(Output(sequence.id, finish=finish, usage=sequence.usage(self.clock()), **made))
+
+
+def _sentence(error: Exception) -> str:
+    return f"The engine failed on this request ({type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''})."

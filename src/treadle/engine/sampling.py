@@ -1,0 +1,209 @@
+"""Drawing the next tokens of several rows in one graph on the device. Engine thread only.
+
+Each row keeps its own settings; a row's token never depends on which other rows are there: random numbers come from
+(seed, position), and a filter changes only rows that asked for it. Nothing here reads a value back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from treadle.types import Ids, Sampling
+
+SHORTLIST = 64  # rows with 0 < top_k <= SHORTLIST never sort the whole vocabulary
+NAN_TOKEN = -1  # what `draw` returns for a row whose logits are not numbers
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """Lazy results for n rows."""
+
+    tokens: Any  # int32 [n]; NAN_TOKEN where the logits were NaN
+    logprobs: Any = None  # float32 [n]: of the drawn token, before temperature and filters
+    top_ids: Any = None  # int32 [n, k], best first
+    top_logprobs: Any = None  # float32 [n, k]
+
+    def arrays(self) -> list[Any]:
+        return [a for a in (self.tokens, self.logprobs, self.top_ids, self.top_logprobs) if a is not None]
+
+
+def random_keys(seeds: Sequence[int], positions: Sequence[int]) -> NDArray[np.uint32]:
+    """uint32 [n, 2] from (seed, position) by splitmix64, so that every pair has a key of its own."""
+    with np.errstate(over="ignore"):
+        x = np.array([s % 2**64 for s in seeds], np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        x += np.array(positions, np.uint64) + np.uint64(1)
+        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+            x = (x ^ (x >> np.uint64(shift))) * np.uint64(factor)
+        x ^= x >> np.uint64(31)
+    return np.stack([x >> np.uint64(32), x & np.uint64(0xFFFFFFFF)], axis=1).astype(np.uint32)
+
+
+class Sampler:
+    """The settings of the rows of one group as arrays, and their token counts where penalties need them.
+
+    Row numbers follow the group's: `join` appends, `drop` moves the last row into the hole.
+    """
+
+    def __init__(self, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+        self.rows: list[Sampling] = []
+        self._counts: list[Any] = []  # per row: None, or (int32 [vocab] of prompt, int32 [vocab] of output)
+        self._table: _Table | None = None
+
+    def join(self, sampling: Sampling, prompt: Ids, output: Ids) -> None:
+        """Add a row. `prompt` and `output` are the ids so far, the one about to be fed included."""
+        self.rows.append(sampling)
+        counts = None
+        if sampling.penalised:
+            counts = tuple(mx.array(np.bincount(ids, minlength=self.vocab_size)) for ids in (prompt, output))
+        self._counts.append(counts)
+        self._table = None
+
+    def drop(self, row: int) -> None:
+        self.rows[row], self._counts[row] = self.rows[-1], self._counts[-1]
+        self.rows.pop()
+        self._counts.pop()
+        self._table = None
+
+    def draw(self, logits: Any, positions: Sequence[int]) -> Drawn:
+        """One token per row from `logits` [rows, vocab]; `positions` are those of the tokens to be drawn.
+
+        Drawn tokens count at once for the penalties of the next draw.
+        """
+        table = self._table = self._table or _Table(self.rows, self.vocab_size)
+        logits = logits.astype(mx.float32)
+        raw = logits
+        if table.bias is not None:
+            logits = logits + table.bias
+        if table.penalised:
+            logits = self._penalise(logits, table)
+        tokens = mx.argmax(logits, axis=-1).astype(mx.int32)
+        if table.random:
+            tokens = self._random(logits, tokens, positions, table)
+        self._count(tokens, table)
+        found = _logprobs(raw, tokens, table.num_top) if table.num_top is not None else ()
+        tokens = mx.where(mx.isnan(mx.sum(raw, axis=-1)), NAN_TOKEN, tokens)
+        return Drawn(tokens, *found)
+
+    def _penalise(self, logits: Any, table: _Table) -> Any:
+        zero = mx.zeros((self.vocab_size,), mx.int32)
+        rows = [c or (zero, zero) for c in self._counts]
+        prompt, output = (mx.stack([r[i] for r in rows]) for i in (0, 1))
+        scale = table.column("repetition_penalty")
+        scaled = mx.where(logits > 0, logits / scale, logits * scale)
+        logits = mx.where((prompt + output > 0) & (scale != 1), scaled, logits)
+        logits = logits - table.column("frequency_penalty") * output
+        return logits - table.column("presence_penalty") * (output > 0)
+
+    def _count(self, tokens: Any, table: _Table) -> None:
+        for row in table.penalised:
+            prompt, output = self._counts[row]
+            self._counts[row] = (prompt, output.at[tokens[row]].add(1))
+
+    def _random(self, logits: Any, greedy: Any, positions: Sequence[int], table: _Table) -> Any:
+        rows = table.random
+        index = mx.array(rows)
+        scaled = logits[index] / table.column("temperature")[index]
+        floor = _floors(scaled, [self.rows[r] for r in rows])
+        if floor is not None:
+            scaled = mx.where(scaled >= floor, scaled, -mx.inf)
+        keys = mx.array(random_keys([self.rows[r].seed for r in rows], [positions[r] for r in rows]))
+        drawn = mx.vmap(lambda line, key: mx.random.categorical(line, key=key))(scaled, keys).astype(mx.int32)
+        return drawn if len(rows) == len(self.rows) else _scattered(greedy, index, drawn)
+
+
+class _Table:
+    """What the rows ask for, worked out once per change of membership."""
+
+    def __init__(self, rows: Sequence[Sampling], vocab_size: int) -> None:
+        self.rows = rows
+        self.random = [i for i, s in enumerate(rows) if s.temperature > 0]
+        self.penalised = [i for i, s in enumerate(rows) if s.penalised]
+        self.num_top = max((s.logprobs for s in rows if s.logprobs is not None), default=None)
+        self.bias = _bias(rows, vocab_size)
+        self._columns: dict[str, Any] = {}
+
+    def column(self, name: str) -> Any:
+        """float32 [rows, 1] of one setting; temperature 0 reads as 1."""
+        if name not in self._columns:
+            values = [getattr(s, name) or (1.0 if name == "temperature" else 0.0) for s in self.rows]
+            self._columns[name] = mx.array(values, mx.float32)[:, None]
+        return self._columns[name]
+
+
+def _bias(rows: Sequence[Sampling], vocab_size: int) -> Any:
+    if not any(s.logit_bias for s in rows):
+        return None
+    bias = np.zeros((len(rows), vocab_size), np.float32)
+    for line, sampling in zip(bias, rows, strict=True):
+        for token, value in sampling.logit_bias:
+            line[token] += value
+    return mx.array(bias)
+
+
+def _scattered(base: Any, index: Any, values: Any) -> Any:
+    base[index] = values
+    return base
+
+
+def _floors(scaled: Any, rows: Sequence[Sampling]) -> Any:
+    """float32 [n, 1]: the smallest logit each row keeps (-inf where it keeps all), or None when no row filters.
+
+    Values equal to the floor are all kept, so ties never depend on an order.
+    """
+    floors = np.full((len(rows), 1), -np.inf, np.float32)
+    result = None
+    short = [i for i, s in enumerate(rows) if 0 < s.top_k <= SHORTLIST]
+    full = [i for i, s in enumerate(rows) if s.top_k > SHORTLIST or (s.top_k == 0 and s.top_p < 1)]
+    for members, sorted_logits in ((short, _shortlist), (full, _sorted)):
+        if members:
+            result = mx.array(floors) if result is None else result
+            index = mx.array(members)
+            values = _cut(sorted_logits(scaled[index]), [rows[i] for i in members])
+            result = _scattered(result, index, values)
+    if any(s.min_p > 0 for s in rows):
+        tops = mx.max(scaled, axis=-1, keepdims=True)
+        logs = mx.array([[np.log(s.min_p) if s.min_p > 0 else -np.inf] for s in rows], mx.float32)
+        least = tops + logs
+        result = least if result is None else mx.maximum(result, least)
+    return result
+
+
+def _shortlist(scaled: Any) -> Any:
+    return mx.sort(mx.topk(scaled, min(SHORTLIST, scaled.shape[-1]), axis=-1), axis=-1)[:, ::-1]
+
+
+def _sorted(scaled: Any) -> Any:
+    return mx.sort(scaled, axis=-1)[:, ::-1]
+
+
+def _cut(ordered: Any, rows: Sequence[Sampling]) -> Any:
+    """The floor of each row after top-k, then top-p over what top-k left. `ordered` is [n, m], largest first."""
+    width = ordered.shape[-1]
+    limits = mx.array([[s.top_k if 0 < s.top_k < width else width] for s in rows])
+    kept = mx.where(mx.arange(width)[None] < limits, ordered, -mx.inf)
+    probabilities = mx.softmax(kept, axis=-1, precise=True)
+    before = mx.cumsum(probabilities, axis=-1) - probabilities
+    share = mx.array([[s.top_p if s.top_p < 1 else 2.0] for s in rows], mx.float32)
+    inside = (before < share) & (mx.arange(width)[None] < limits)
+    last = mx.maximum(mx.sum(inside, axis=-1, keepdims=True) - 1, 0)
+    return mx.take_along_axis(ordered, last, axis=-1)
+
+
+def _logprobs(logits: Any, tokens: Any, num_top: int) -> tuple[Any, ...]:
+    """The model's own log probabilities: of the drawn tokens, and the `num_top` likeliest."""
+    scores = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+    drawn = mx.take_along_axis(scores, tokens[:, None], axis=-1)[:, 0]
+    if num_top == 0:
+        return (drawn,)
+    top = mx.argpartition(-scores, num_top - 1, axis=-1)[:, :num_top]
+    values = mx.take_along_axis(scores, top, axis=-1)
+    order = mx.argsort(-values, axis=-1)
+    ids = mx.take_along_axis(top, order, axis=-1).astype(mx.int32)
+    return drawn, ids, mx.take_along_axis(values, order, axis=-1)

@@ -1,0 +1,104 @@
+"""One request inside the engine. Engine thread only.
+
+`tokens` is the prompt and what was accepted; only `commit` appends. `computed` of them have rows in the layers; the
+rest are pending. A token that is still lazy on the device is `launched`, not committed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+import numpy as np
+
+from treadle.cache.layers import Layers
+from treadle.types import Finish, Ids, Request, TokenLogprob, Usage
+
+
+class Stage(Enum):
+    WAITING = "waiting"  # no layers yet
+    PREFILL = "prefill"  # own layers, more than one token pending
+    DECODE = "decode"  # a row of a group
+    DONE = "done"
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    request: Request
+    room: int  # most tokens that may be generated
+    arrived: float
+    stage: Stage = Stage.WAITING
+    layers: Layers | None = None  # its own, until it joins a group
+    computed: int = 0
+    launched: int = 0  # steps under way whose token is not read yet
+    retried: bool = False  # computed once more after a fault in a shared step
+    alone: bool = False  # must not share a step: it was in one that failed
+    cached: int = 0
+    started: float | None = None
+    first_token: float | None = None
+    prefill_s: float = 0.0
+    finish: Finish | None = None
+    _buffer: Ids = field(default_factory=lambda: np.empty(0, np.int64))
+    _length: int = 0
+
+    def __post_init__(self) -> None:
+        self._length = len(self.request.prompt)
+        self._buffer = np.array(self.request.prompt, np.int64)
+
+    @property
+    def id(self) -> str:
+        return self.request.id
+
+    @property
+    def tokens(self) -> Ids:
+        """int64 [prompt + accepted], a view valid until the next commit."""
+        return self._buffer[: self._length]
+
+    @property
+    def num_prompt(self) -> int:
+        return len(self.request.prompt)
+
+    @property
+    def num_generated(self) -> int:
+        return self._length - self.num_prompt
+
+    @property
+    def pending(self) -> int:
+        """Tokens that still have no rows, one of which a decode step always takes."""
+        return self._length - self.computed
+
+    @property
+    def wants_more(self) -> bool:
+        """Whether a further step may be launched: the steps under way do not already fill the room."""
+        return self.finish is None and self.num_generated + self.launched < self.room
+
+    def commit(self, token: int) -> None:
+        if self._length == len(self._buffer):
+            self._buffer = np.concatenate([self._buffer, np.empty(max(256, self._length // 2), np.int64)])
+        self._buffer[self._length] = token
+        self._length += 1
+
+    def restart(self) -> None:
+        """Forget what was computed, not what was accepted: all tokens are pending again."""
+        self.layers, self.computed, self.launched = None, 0, 0
+        self.stage = Stage.WAITING
+
+    def usage(self, now: float) -> Usage:
+        started = self.started if self.started is not None else now
+        first = self.first_token if self.first_token is not None else now
+        return Usage(
+            prompt_tokens=self.num_prompt,
+            completion_tokens=self.num_generated + (1 if self.finish is Finish.STOP else 0),
+            cached_tokens=self.cached,
+            queue_s=started - self.arrived,
+            prefill_s=first - started,
+            decode_s=now - first,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Emission:
+    """What a settled step found for one sequence, before it is known whether the sequence goes on."""
+
+    token: int
+    logprob: TokenLogprob | None

@@ -1,0 +1,208 @@
+"""What a model is, found by building its caches and by trying it: `describe(model, ...) -> Caps`. Engine thread only.
+
+A model file is trusted with our layers only after the self-check: the same tokens through mlx-lm's own caches, through
+ours in exact layout, and as rows of different length in one buffer. Some families are silently wrong when padded, some
+address their cache by class; they get fewer abilities, with the sentence why.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from treadle.cache.columns import Columns, SoloColumns
+from treadle.cache.layers import Layers, Rows, Stack, State
+from treadle.runtime import mlx_lm_module
+from treadle.types import Batching, Caps, LayerKind
+
+mlx_cache: Any = mlx_lm_module("models.cache")
+
+
+def describe(model: Any, vocab_size: int, context_length: int) -> Caps:
+    """Build `Caps` and run the self-check with a few tokens (some ten small forwards)."""
+    kinds = tuple(_kind(c) for c in mlx_cache.make_prompt_cache(model))
+    windows = {c.max_size for c in _flat(mlx_cache.make_prompt_cache(model)) if type(c) is mlx_cache.RotatingKVCache}
+    caps = Caps(
+        vocab_size=vocab_size,
+        context_length=context_length,
+        layers=kinds,
+        window=max(windows, default=None),
+        embeddings_in="input_embeddings" in inspect.signature(model.__call__).parameters,
+    )
+    if LayerKind.FOREIGN in kinds:
+        return replace(caps, why="a layer keeps a cache class of its own")
+    return _checked(model, caps)
+
+
+def new_layers(model: Any, caps: Caps) -> Layers:
+    """Empty memory for one sequence."""
+    template = mlx_cache.make_prompt_cache(model)
+    if LayerKind.FOREIGN in caps.layers:
+        return Layers(template, {}, foreign=template)
+    columns: dict[int | None, Columns] = {}
+    return Layers([_ours(c, columns) for c in template], columns)
+
+
+def forward(model: Any, ids: list[list[int]], layers: Layers) -> Any:
+    """One step over rows of token ids of any length (padded at the right here); returns lazy logits [rows, n, vocab]."""
+    counts = [len(row) for row in ids]
+    width = max(counts)
+    padded = np.zeros((len(ids), width), np.int32)
+    for row, line in zip(padded, ids, strict=True):
+        row[: len(line)] = line
+    layers.begin(counts)
+    logits = model(mx.array(padded), cache=layers.caches)
+    layers.end()
+    return logits
+
+
+def _flat(caches: Any) -> list[Any]:
+    return [child for c in caches for child in (c.caches if type(c) is mlx_cache.CacheList else [c])]
+
+
+def _kind(cache: Any) -> LayerKind:
+    if type(cache) is mlx_cache.CacheList:
+        kinds = {_kind(child) for child in cache.caches}
+        for kind in (LayerKind.FOREIGN, LayerKind.STATE, LayerKind.WINDOWED):
+            if kind in kinds:
+                return kind
+        return LayerKind.ROWS
+    table = {
+        mlx_cache.KVCache: LayerKind.ROWS,
+        mlx_cache.RotatingKVCache: LayerKind.WINDOWED,
+        mlx_cache.ArraysCache: LayerKind.STATE,
+    }
+    return table.get(type(cache), LayerKind.FOREIGN)
+
+
+def _ours(cache: Any, columns: dict[int | None, Columns]) -> Any:
+    if type(cache) is mlx_cache.CacheList:
+        return Stack([_ours(child, columns) for child in cache.caches])
+    if type(cache) is mlx_cache.ArraysCache:
+        return State(len(cache.cache))
+    window = cache.max_size if type(cache) is mlx_cache.RotatingKVCache else None
+    return Rows(columns.setdefault(window, SoloColumns(window)))
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """Logits of a fixed set of short prompts, each followed by two more tokens: [prompt][3 x vocab]."""
+
+    prompts: list[list[int]]
+    tails: list[list[int]]
+
+
+def _trial(caps: Caps) -> _Trial:
+    rng = np.random.default_rng(7)
+    sizes = (9, 4)
+    draw = rng.integers(0, caps.vocab_size, (len(sizes), max(sizes) + 2)).tolist()
+    return _Trial([row[:n] for row, n in zip(draw, sizes, strict=True)], [row[-2:] for row in draw])
+
+
+def _checked(model: Any, caps: Caps) -> Caps:
+    trial = _trial(caps)
+    reference = [_reference(model, p, t) for p, t in zip(trial.prompts, trial.tails, strict=True)]
+    own = _attempt(lambda: _solo(model, caps, trial))
+    if (fault := _fault(reference, own)) is not None:
+        foreign = tuple(LayerKind.FOREIGN for _ in caps.layers)
+        return replace(caps, layers=foreign, why=f"our layers differ from the model file's own caches: {fault}")
+    fault = _fault(reference, _attempt(lambda: _decoded(model, caps, trial)))
+    if fault is not None:
+        return replace(caps, batching=Batching.NEVER, why=f"rows decoded together differ from rows alone: {fault}")
+    fault = _fault(reference, _attempt(lambda: _ragged(model, caps, trial)))
+    if fault is not None:
+        return replace(caps, batching=Batching.DECODE, why=f"padded prefill differs from rows alone: {fault}")
+    return replace(caps, batching=Batching.RAGGED, why="rows of different length equal rows alone")
+
+
+def _attempt(run: Callable[[], list[_Logits]]) -> list[_Logits] | str:
+    """Run a trial of a third party's model code; whatever it raises is the finding, not a fault of ours."""
+    try:
+        return run()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def _reference(model: Any, prompt: list[int], tail: list[int]) -> _Logits:
+    """mlx-lm's own caches, the prompt in two chunks."""
+    cache = mlx_cache.make_prompt_cache(model)
+    model(mx.array([prompt[:3]]), cache=cache)
+    logits = [model(mx.array([prompt[3:]]), cache=cache)[:, -1]]
+    logits += [model(mx.array([[t]]), cache=cache)[:, -1] for t in tail]
+    return _evaluated(mx.concatenate(logits))
+
+
+def _solo(model: Any, caps: Caps, trial: _Trial) -> list[_Logits]:
+    found = []
+    for prompt, tail in zip(trial.prompts, trial.tails, strict=True):
+        layers = new_layers(model, caps)
+        logits = [forward(model, [prompt], layers)[:, -1]]
+        logits += [forward(model, [[t]], layers)[:, -1] for t in tail]
+        found.append(_evaluated(mx.concatenate(logits)))
+    return found
+
+
+def _decoded(model: Any, caps: Caps, trial: _Trial) -> list[_Logits]:
+    """Each prompt alone, then joined; the last prompt token and the tail decode together."""
+    layers = None
+    for prompt in trial.prompts:
+        solo = new_layers(model, caps)
+        forward(model, [prompt[:-1]], solo)
+        if layers is None:
+            layers = solo
+        else:
+            layers.join(solo)
+    assert layers is not None
+    steps = zip(*[[p[-1], *t] for p, t in zip(trial.prompts, trial.tails, strict=True)], strict=True)
+    logits = [forward(model, [[t] for t in step], layers)[:, -1] for step in steps]
+    stacked = mx.stack(logits, axis=1)
+    return [_evaluated(stacked[row]) for row in range(len(trial.prompts))]
+
+
+def _ragged(model: Any, caps: Caps, trial: _Trial) -> list[_Logits]:
+    """Joined after one token, then the rest of the prompts as one padded step."""
+    layers = None
+    for prompt in trial.prompts:
+        solo = new_layers(model, caps)
+        forward(model, [prompt[:1]], solo)
+        if layers is None:
+            layers = solo
+        else:
+            layers.join(solo)
+    assert layers is not None
+    first = forward(model, [prompt[1:] for prompt in trial.prompts], layers)
+    logits = [mx.stack([first[row, len(prompt) - 2] for row, prompt in enumerate(trial.prompts)])]
+    for step in zip(*trial.tails, strict=True):
+        logits.append(forward(model, [[t] for t in step], layers)[:, -1])
+    stacked = mx.stack(logits, axis=1)
+    return [_evaluated(stacked[row]) for row in range(len(trial.prompts))]
+
+
+@dataclass(frozen=True)
+class _Logits:
+    logits: NDArray[np.float32]  # [steps, vocab]
+    tolerance: float
+
+
+def _evaluated(logits: Any) -> _Logits:
+    tolerance = 0.01 if logits.dtype == mx.float32 else 0.08
+    return _Logits(np.array(logits.astype(mx.float32)), tolerance)
+
+
+def _fault(reference: list[_Logits], found: list[_Logits] | str) -> str | None:
+    """A sentence when logits differ by more than rounding explains: 1 % of their spread in float32, 8 % below it."""
+    if isinstance(found, str):
+        return found
+    worst = 0.0
+    limit = max(a.tolerance for a in reference)
+    for a, b in zip(reference, found, strict=True):
+        if not np.isfinite(b.logits).all():
+            return "logits are not finite"
+        worst = max(worst, float(np.abs(a.logits - b.logits).max() / (a.logits.std() + 1e-9)))
+    return f"logits differ by {worst:.2g} of their spread" if worst > limit else None

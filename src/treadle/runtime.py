@@ -1,0 +1,271 @@
+"""What must happen before and around importing MLX and mlx-lm: a fast BLAS, file limits, hooks, device facts.
+
+`prepare` comes first in the process, before anything imports `mlx.core`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import logging
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal
+
+from treadle.errors import LoadError
+
+if sys.platform != "win32":
+    import resource
+
+log = logging.getLogger(__name__)
+
+Backend = Literal["cpu", "cuda", "metal"]
+
+TESTED = "mlx 0.32.4 with mlx-lm 0.32.2"
+CUDA_BUILDS = ("mlx-cuda-13", "mlx-cuda-12")
+OPENBLAS = "cmeel-openblas"
+REPORTED = ("treadle", "mlx", "mlx-lm", "transformers", "tokenizers", "numpy", *CUDA_BUILDS, OPENBLAS)
+HOOKS: dict[str, tuple[str, ...]] = {
+    "models.cache": (
+        "KVCache",
+        "RotatingKVCache",
+        "ArraysCache",
+        "CacheList",
+        "ChunkedKVCache",
+        "make_prompt_cache",
+    ),
+    "models.base": ("create_attention_mask", "scaled_dot_product_attention"),
+    "utils": ("load_model", "load_config", "dequantize_model", "_get_classes"),
+    "tokenizer_utils": ("TokenizerWrapper",),
+}
+
+_lock = threading.RLock()
+_blas: Blas | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Blas:
+    """Which matrix library MLX's CPU backend uses in this process, and why (`note`, one sentence)."""
+
+    name: Literal["openblas", "preloaded", "reference", "system"]
+    note: str
+    path: str | None = None
+    num_threads: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFacts:
+    """The device MLX computes on. Sizes in bytes; `versions` maps package to version, installed ones only."""
+
+    backend: Backend
+    name: str
+    memory_bytes: int
+    working_set_bytes: int  # what may be used without hurting the rest of the machine
+    versions: dict[str, str]
+
+
+def prepare() -> Blas:
+    """Load the optimised BLAS where one is needed; the first call decides, later ones return its answer.
+
+    On Linux without an NVIDIA build of MLX, OpenBLAS must be in the process before `mlx.core` is: its symbols
+    then win over the reference BLAS that the wheel links (measured: prefill 20 times faster). The number of
+    threads defaults to the physical cores and is left alone when the environment sets one.
+    """
+    global _blas
+    with _lock:
+        if _blas is None:
+            _blas = _load_blas()
+            level = logging.WARNING if _blas.name == "reference" else logging.INFO
+            log.log(level, "BLAS: %s", _blas.note)
+        return _blas
+
+
+def _load_blas() -> Blas:
+    if not sys.platform.startswith("linux"):
+        return Blas("system", "MLX uses the libraries of the operating system.")
+    if cuda := next((name for name in CUDA_BUILDS if _version(name) is not None), None):
+        return Blas("system", f"MLX uses the NVIDIA libraries of {cuda}.")
+    if _defines_sgemm():
+        return Blas("preloaded", "MLX uses the BLAS that was loaded into the process before it.")
+    if "mlx.core" in sys.modules:
+        return Blas("reference", "MLX was imported before runtime.prepare(), so it keeps its reference BLAS.")
+    path = _in_package(OPENBLAS, "cmeel.prefix/lib/libopenblas.so.0")
+    if not path.is_file():
+        return Blas("reference", f"MLX uses its slow reference BLAS; install {OPENBLAS} for a fast one.")
+    if "OMP_NUM_THREADS" not in os.environ:
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", str(physical_cores()))
+    try:
+        _lend_gfortran()
+        library = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+    except OSError as error:
+        return Blas("reference", f"MLX uses its slow reference BLAS: OpenBLAS cannot be loaded ({error}).")
+    threads = int(library.openblas_get_num_threads())
+    return Blas("openblas", f"MLX uses OpenBLAS with {threads} thread(s).", str(path), threads)
+
+
+def _defines_sgemm() -> bool:
+    try:
+        _ = ctypes.CDLL(None).cblas_sgemm
+    except AttributeError:
+        return False
+    return True
+
+
+def _lend_gfortran() -> None:
+    """Make `libgfortran.so.5` loadable by that name, which OpenBLAS asks for and many systems lack.
+
+    MLX's CPU wheel carries the library under a name of its own. A copy in memory that gives the usual name
+    (shorter, so it fits in place) is loaded; the loader then finds it by name for whoever needs it.
+    """
+    try:
+        ctypes.CDLL("libgfortran.so.5")
+    except OSError:
+        folder = _in_package("mlx-cpu", "mlx_cpu.libs")
+        for quadmath in sorted(folder.glob("libquadmath-*.so*")):
+            ctypes.CDLL(str(quadmath))
+        for fortran in sorted(folder.glob("libgfortran-*.so.5*")):
+            own = fortran.name.encode() + b"\0"
+            copy = os.memfd_create("libgfortran")
+            with os.fdopen(copy, "wb") as file:
+                file.write(fortran.read_bytes().replace(own, b"libgfortran.so.5".ljust(len(own), b"\0")))
+                file.flush()
+                ctypes.CDLL(f"/proc/self/fd/{copy}")
+
+
+def _in_package(package: str, path: str) -> Path:
+    """Where an installed distribution keeps `path`; a path that does not exist when it is not installed."""
+    try:
+        return Path(str(metadata.distribution(package).locate_file(path)))
+    except metadata.PackageNotFoundError:
+        return Path(path)
+
+
+def physical_cores() -> int:
+    """Cores this process may use: hyper-threads count once; affinity and a CPU quota are honoured."""
+    if not sys.platform.startswith("linux"):
+        return os.cpu_count() or 1
+    cores = {_read(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") for cpu in _affinity()}
+    num = len(cores) if "" not in cores else len(_affinity())
+    quota, _, period = _read("/sys/fs/cgroup/cpu.max").partition(" ")
+    if quota.isdigit() and period.isdigit():
+        num = min(num, -(-int(quota) // int(period)))
+    return max(num, 1)
+
+
+def _affinity() -> set[int]:
+    return os.sched_getaffinity(0) if sys.platform.startswith("linux") else set()
+
+
+def mlx_lm_module(name: str) -> ModuleType:
+    """Import `mlx_lm.<name>` without letting the import touch this process's file limits.
+
+    Raises:
+        LoadError: the module is missing, lacks a package it needs, or tries to exit the process.
+    """
+    with guarded_import(f"mlx_lm.{name}"):
+        return importlib.import_module(f"mlx_lm.{name}")
+
+
+@contextmanager
+def guarded_import(what: str) -> Iterator[None]:
+    """While inside, `resource.setrlimit` does nothing, and a failing or exiting import is a LoadError.
+
+    mlx-lm sets the limit of open files when imported: that lowers a larger one and fails under a smaller.
+    """
+    with _lock, _kept_limits():
+        try:
+            yield
+        except SystemExit as error:
+            raise LoadError(f"{what} cannot be used: it tried to exit the process ({error}).") from error
+        except ImportError as error:
+            raise LoadError(f"{what} cannot be imported: {error}.") from error
+
+
+@contextmanager
+def _kept_limits() -> Iterator[None]:
+    if sys.platform == "win32":
+        yield
+        return
+    original = resource.setrlimit
+    resource.setrlimit = _keep_limit
+    try:
+        yield
+    finally:
+        resource.setrlimit = original
+
+
+def _keep_limit(_kind: int, _limits: tuple[int, int]) -> None:
+    return None
+
+
+def check_hooks(hooks: dict[str, tuple[str, ...]] = HOOKS) -> None:
+    """Make sure that everything used of mlx-lm exists.
+
+    Raises:
+        LoadError: names what is missing, the installed version and the tested ones.
+    """
+    for name, attributes in hooks.items():
+        module = mlx_lm_module(name)
+        missing = [attribute for attribute in attributes if attribute not in vars(module)]
+        if missing:
+            raise LoadError(
+                f"mlx-lm {_version('mlx-lm')} lacks {name}.{missing[0]}, which Treadle needs "
+                f"(tested with {TESTED})."
+            )
+
+
+def device_facts() -> DeviceFacts:
+    """What MLX computes on. Imports `mlx.core`, so `prepare` comes first."""
+    prepare()
+    import mlx.core as mx
+
+    backend: Backend = "metal" if mx.metal.is_available() else "cuda" if mx.cuda.is_available() else "cpu"
+    info: dict[str, Any] = mx.device_info()
+    total = total_memory()
+    if backend == "metal":
+        total = int(info.get("memory_size", total))
+        working = int(info.get("max_recommended_working_set_size", total * 3 // 4))
+    elif backend == "cuda":
+        total = int(info.get("total_memory", info.get("memory_size", total)))
+        working = total * 9 // 10
+    else:
+        working = total * 3 // 4
+    versions = {name: version for name in REPORTED if (version := _version(name)) is not None}
+    return DeviceFacts(backend, str(info.get("device_name", backend)), total, working, versions)
+
+
+def total_memory() -> int:
+    """The machine's memory in bytes, or the container's limit where that is lower."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = _read("/sys/fs/cgroup/memory.max")
+    return min(total, int(limit)) if limit.isdigit() else total
+
+
+def free_memory() -> int:
+    """Bytes that can be allocated now without swapping; the total where the system does not tell."""
+    lines = (line.split() for line in _read("/proc/meminfo").splitlines())
+    free = next((int(words[1]) * 1024 for words in lines if words[0] == "MemAvailable:"), total_memory())
+    limit, used = _read("/sys/fs/cgroup/memory.max"), _read("/sys/fs/cgroup/memory.current")
+    return max(min(free, int(limit) - int(used)), 0) if limit.isdigit() and used.isdigit() else free
+
+
+def _read(path: str) -> str:
+    """The text of a small system file, "" where the system has no such file."""
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return ""
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,137 @@
+"""The vocabulary: what crosses between prompt, engine and output. No MLX, no HTTP, no strings of text.
+
+A `Request` goes in, `Output`s come out; both hold token ids only. Everything here is immutable and may be
+read from any thread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ids = NDArray[np.int64]
+
+
+class Finish(StrEnum):
+    """Why a sequence ended."""
+
+    STOP = "stop"  # an end id, or the output stage matched a stop string
+    LENGTH = "length"  # max_tokens, or the context is full
+    ABORT = "abort"  # cancelled: disconnect, cancel route, shutdown, timeout
+    ERROR = "error"  # a fault in this sequence only
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the next token of one sequence is drawn.
+
+    Order: bias, repetition, presence and frequency penalties, temperature, top-k, top-p, min-p.
+    `temperature == 0` is greedy. `top_k == 0`, `top_p == 1`, `min_p == 0` and penalties of 1 / 0 / 0 are "off".
+    Random numbers are a function of (`seed`, position) alone. Repetition counts prompt and output,
+    presence and frequency count output.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    seed: int = 0
+    logprobs: int | None = None  # number of alternatives reported per token; None: no logprobs at all
+
+    @property
+    def penalised(self) -> bool:
+        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One prompt for the engine. Ids are already checked against the vocabulary (`Engine.submit` checks again)."""
+
+    id: str
+    prompt: Ids  # [num_tokens], at least one
+    sampling: Sampling = field(default_factory=Sampling)
+    max_tokens: int | None = None  # None: until the model ends or the context is full
+    stop_ids: frozenset[int] = frozenset()  # end ids; a hit is not part of the output
+    timeout_s: float | None = None  # wall clock from submit; then Finish.ABORT
+    cache_salt: str = ""  # requests with different salts never share computed rows
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """The log probability of one emitted token and its likeliest alternatives, best first."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of one sequence and its times in seconds, known when it ends."""
+
+    prompt_tokens: int
+    completion_tokens: int  # a final end id counts
+    cached_tokens: int = 0  # prompt tokens whose rows were really not computed
+    queue_s: float = 0.0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What one step made for one sequence: zero or more tokens, and at the end `finish` with `usage`.
+
+    `tokens` never contains an end id. After an `Output` with `finish` nothing more comes for that id.
+    An `Output` without tokens and without finish reports prefill progress.
+    """
+
+    id: str
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()  # one per token when asked for
+    prefilled: int | None = None  # prompt tokens in the layers so far; set on progress reports
+    finish: Finish | None = None
+    stop_id: int | None = None  # the end id that was hit
+    usage: Usage | None = None
+    error: str | None = None  # one sentence, with Finish.ERROR
+
+
+class LayerKind(StrEnum):
+    """How the memory of one layer may be cut."""
+
+    ROWS = "rows"  # attention: one row per token, sliceable anywhere
+    WINDOWED = "windowed"  # attention over the last `window` tokens
+    STATE = "state"  # recurrent: only whole checkpoints
+    FOREIGN = "foreign"  # a cache class of the model file's own: one sequence, no rewind, no reuse
+
+
+class Batching(StrEnum):
+    """What the load-time self-check proved about several rows in one forward."""
+
+    RAGGED = "ragged"  # slices of different length in one step are right
+    DECODE = "decode"  # one token per row is right
+    NEVER = "never"  # one sequence at a time
+
+
+@dataclass(frozen=True, slots=True)
+class Caps:
+    """What a loaded model is, as data. Nobody probes with `hasattr`."""
+
+    vocab_size: int
+    context_length: int
+    layers: tuple[LayerKind, ...]
+    window: int | None = None
+    batching: Batching = Batching.NEVER
+    embeddings_in: bool = False  # the model takes `input_embeddings`
+    why: str = ""  # the sentence behind `batching`
+
+    @property
+    def rewindable(self) -> bool:
+        """Whether any number of recent tokens can be taken back without a checkpoint."""
+        return all(kind in (LayerKind.ROWS, LayerKind.WINDOWED) for kind in self.layers)
