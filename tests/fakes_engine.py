@@ -140,9 +140,7 @@ class FakeStream:
         wanted = self._request.sampling.logprobs
         if wanted is None:
             return ()
-        return tuple(
-            TokenLogprob(t, -0.25, tuple((t + i, -0.25 - i) for i in range(wanted))) for t in tokens
-        )
+        return tuple(TokenLogprob(t, -0.25, tuple((t + i, -0.25 - i) for i in range(wanted))) for t in tokens)
 
     def _end(self, finish: Finish, made: int) -> Output:
         prompt = len(self._request.prompt)

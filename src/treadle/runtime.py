@@ -81,6 +81,7 @@ def prepare() -> Blas:
     global _blas
     with _lock:
         if _blas is None:
+            os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # no advice to install PyTorch
             _blas = _load_blas()
             level = logging.WARNING if _blas.name == "reference" else logging.INFO
             log.log(level, "BLAS: %s", _blas.note)

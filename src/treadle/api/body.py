@@ -17,8 +17,10 @@ Body = TypeVar("Body", bound=GenerationBody)
 
 
 async def read(request: Request, limit: int) -> bytes:
-    """The whole body, refused before it is read when its declared length exceeds `limit` bytes, and as soon as it
-    does when it comes without a length. Raises BodyTooLarge."""
+    """The whole body of at most `limit` bytes; a declared length over it is refused before anything is read.
+
+    Raises BodyTooLarge.
+    """
     too_large = BodyTooLarge(f"The request body is larger than {limit / 2**20:g} MB.")
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > limit:

@@ -16,8 +16,8 @@ CHUNK = "chat.completion.chunk"
 class ChatWriter:
     """Server-sent chunks. `logprobs` is None when none were asked for.
 
-    With `usage` every ordinary chunk says `usage: null` and one more chunk without choices carries the counts;
-    without it neither exists.
+    With `usage` every ordinary chunk says `usage: null`, and one more chunk without choices carries the
+    counts; without it neither exists.
     """
 
     def __init__(self, head: Head, num_choices: int, usage: bool, logprobs: ChatLogprobs | None) -> None:

@@ -82,7 +82,12 @@ class CompletionCollector:
 
     def reply(self, usage: Usage) -> dict[str, Any]:
         choices = [
-            choice(index, "".join(texts), self._blocks[index] if self._logprobs is not None else None, self._finish[index])
+            choice(
+                index,
+                "".join(texts),
+                self._blocks[index] if self._logprobs is not None else None,
+                self._finish[index],
+            )
             for index, texts in enumerate(self._texts)
         ]
         return self._head.wrap(OBJECT, choices, usage=usage_object(usage))

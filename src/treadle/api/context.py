@@ -34,7 +34,7 @@ class Context:
         return int(self.config.max_body_mb * 2**20)
 
     def served(self, name: str | None) -> ModelPort:
-        """The loaded model, when `name` is one of its names, empty or absent. Raises NotReady, ModelNotFound."""
+        """The loaded model, if `name` is one of its names or empty. Raises NotReady, ModelNotFound."""
         model = self.engine.model
         if name and name not in (model.name, model.source, self.config.model):
             raise ModelNotFound(

@@ -66,7 +66,7 @@ def error_body(error: TreadleError) -> dict[str, Any]:
 
 
 def error_headers(error: TreadleError) -> dict[str, str]:
-    """`Retry-After` where waiting helps; the official SDKs are told not to repeat what was ended on purpose."""
+    """`Retry-After` where waiting helps; the SDKs are told not to repeat what was ended on purpose."""
     headers: dict[str, str] = {}
     if isinstance(error, QueueFull | NotReady | MemoryRefused | ShuttingDown):
         headers["retry-after"] = str(error.retry_after_s)

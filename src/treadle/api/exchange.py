@@ -1,7 +1,7 @@
 """One answer to one client: ended the moment the client goes away.
 
-Pure ASGI: a task waits for the server's disconnect message beside the answer, so nothing polls, and a request that
-is not streamed is watched as well as one that is.
+Pure ASGI: a task waits for the server's disconnect message beside the answer, so nothing polls, and a request
+that is not streamed is watched as well as one that is.
 """
 
 from __future__ import annotations
@@ -68,7 +68,9 @@ class Whole(Exchange):
     async def respond(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await self.job.run(self._collector.add)
-            response = json_response(self._collector.reply(self.job.usage), headers={"x-request-id": self.job.id})
+            response = json_response(
+                self._collector.reply(self.job.usage), headers={"x-request-id": self.job.id}
+            )
         except TreadleError as error:
             response = error_response(error)
         await response(scope, receive, send)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 from treadle.api.errors import Cancelled, ShuttingDown, TimedOut
@@ -18,7 +18,7 @@ Sink = Callable[[int, Event], None]
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One reply that is being made: its place in the answer, and whether its prompt is counted in the usage."""
+    """One reply being made: its place in the answer, and whether its prompt is counted in the usage."""
 
     index: int
     stream: StreamPort
@@ -27,16 +27,21 @@ class Choice:
 
 
 class Job:
-    """All choices of one client request. Used by one `run` and ended by `close`; lives on one event loop."""
+    """All choices of one client request, in `jobs` from here to `close`. Run once, on one event loop."""
 
-    def __init__(self, id: str, choices: Sequence[Choice], timeout_s: float | None, jobs: Jobs) -> None:
+    def __init__(self, id: str, timeout_s: float | None, jobs: Jobs) -> None:
         self.id = id
         self.created = int(time.time())
-        self._choices = choices
+        self._choices: list[Choice] = []
         self._jobs = jobs
         self._deadline = None if timeout_s is None else time.monotonic() + timeout_s
         self._cancelled = False
         self._usages: dict[int, Usage] = {}
+        jobs.add(self)
+
+    def add(self, choice: Choice) -> None:
+        """One more reply; before `run`."""
+        self._choices.append(choice)
 
     async def run(self, sink: Sink) -> None:
         """Hand every event to `sink` as it comes. Raises the error of the first choice that fails."""
@@ -74,7 +79,7 @@ class Job:
         self._abort()
 
     def close(self) -> None:
-        """Leave the list of running jobs; sequences that have not finished are aborted. May be called twice."""
+        """Leave the running jobs; sequences that have not finished are aborted. May be called twice."""
         self._jobs.remove(self.id)
         self._abort()
 
@@ -86,7 +91,9 @@ class Job:
     @property
     def usage(self) -> Usage:
         """Counts over all choices; each prompt counts once, however many choices it has."""
-        done = [(choice, self._usages[choice.index]) for choice in self._choices if choice.index in self._usages]
+        done = [
+            (choice, self._usages[choice.index]) for choice in self._choices if choice.index in self._usages
+        ]
         prompts = [usage for choice, usage in done if choice.counts_prompt]
         return Usage(
             prompt_tokens=sum(usage.prompt_tokens for usage in prompts),

@@ -43,7 +43,7 @@ class LegacyLogprobs:
         self._tokenizer = tokenizer
 
     def block(self, event: Event, start: int) -> dict[str, list[Any]]:
-        """The lists for the tokens of one event; `start` characters (an echoed prompt) come before the reply."""
+        """The lists for the tokens of one event; an echoed prompt of `start` characters comes before them."""
         return {
             "tokens": [self._name(item.token) for item in event.logprobs],
             "token_logprobs": [_number(item.logprob) for item in event.logprobs],

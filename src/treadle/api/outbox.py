@@ -1,4 +1,4 @@
-"""Bytes on their way to one socket: everything ready goes out in one send, and silence is filled by the clock."""
+"""Bytes on their way to one socket: all that is ready goes out in one send, and the clock fills silence."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ KEEP_ALIVE = b": keep-alive\n\n"
 class Outbox:
     """Written by `put`, emptied by one sender awaiting `take`. Lives on one event loop.
 
-    A wall-clock timer puts a comment whenever nothing was put for `keepalive_s` seconds; it is re-armed when it
-    fires, so a token costs no timer. Nothing is bounded here: a reply is no longer than its context.
+    A wall-clock timer puts a comment whenever nothing was put for `keepalive_s` seconds; it is re-armed when
+    it fires, so a token costs no timer. Nothing is bounded here: a reply is no longer than its context.
     """
 
     def __init__(self, keepalive_s: float) -> None:

@@ -10,7 +10,15 @@ from treadle.api.fields import GenerationBody
 from treadle.errors import BadRequest
 from treadle.types import Sampling
 
-NAMES = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+NAMES = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+)
 SEED_BITS = 63
 
 
@@ -19,7 +27,8 @@ def sampling(body: GenerationBody, defaults: Mapping[str, Any], vocab_size: int)
     for token in body.logit_bias:
         if token >= vocab_size:
             raise BadRequest(
-                f"logit_bias: token {token} is outside the vocabulary of {vocab_size} tokens.", param="logit_bias"
+                f"logit_bias: token {token} is outside the vocabulary of {vocab_size} tokens.",
+                param="logit_bias",
             )
     values: dict[str, Any] = {}
     for name in NAMES:

@@ -17,7 +17,7 @@ HEADERS: tuple[tuple[bytes, bytes], ...] = (
 
 
 def encode(chunk: Any) -> bytes:
-    """One event by the general JSON encoder. Raises TypeError on lone surrogates, which no decoder here makes."""
+    """One event by the general JSON encoder. Raises TypeError on lone surrogates, which no decoder makes."""
     return b"data: " + orjson.dumps(chunk) + b"\n\n"
 
 

@@ -11,10 +11,11 @@ import json
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
+from functools import partial
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from treadle.cache.node import MatchKind, Root, Segment
 from treadle.cache.tree import Tree
@@ -75,14 +76,16 @@ def plain(rng: np.random.Generator) -> Iterable[Result]:
 
 
 def adversarial(rng: np.random.Generator) -> Iterable[Result]:
-    """Trees made to be slow: many edges on one path, many children, many long paths that differ at the end."""
+    """Trees made to be slow: many edges on one path, many children, long paths that differ at the end."""
     ids = draw(rng, 131_072)
-    tree, root = forest(rng, 0)
-    for at in range(1, 10_000):
-        tree.insert(root, np.append(ids[:at], VOCABULARY), Rows)
-    tree.insert(root, ids, Rows)
-    yield lookup("each of 10k tokens a branch", tree, root, ids)
-    yield lookup("the same, query of 10k", tree, root, ids[:10_000])
+    for case, step in (("10k edges of 1 token", 1), ("10k edges of 13 tokens", 13)):
+        tree, root = forest(rng, 0)
+        leaf = tree.insert(root, ids, Rows)
+        for at in range(9_999 * step, 0, -step):  # from below, so that building is quick
+            tree.insert(root, np.append(ids[:at], VOCABULARY), Rows)
+        yield lookup(case, tree, root, ids)
+        touch = partial(tree.touch, leaf)
+        yield Result(f"{case}: touch", len(ids), tree.totals.entries, 10_000, *timed(touch, repeats=50))
 
     tree, root = forest(rng, 0)
     for at in range(CHUNK, len(ids) + 1, CHUNK):
@@ -116,7 +119,7 @@ def publishing(rng: np.random.Generator) -> Result:
 def evicting(rng: np.random.Generator) -> Result:
     """1,000 of 10,000 entries, of which 100 are pinned; time of the whole."""
     times: list[float] = []
-    for _ in range(3):
+    for _ in range(5):
         tree, _root = forest(rng, 10_000)
         for node, _ in zip(tree.nodes(), range(100), strict=False):
             tree.pin(node)
@@ -162,11 +165,17 @@ def timed(action: Callable[[], object], *, repeats: int, flush: bool = False) ->
         begin = time.perf_counter()
         action()
         times.append((time.perf_counter() - begin) * 1e6)
+    return summary(times)
+
+
+def summary(times: list[float]) -> tuple[float, float]:
     return float(np.median(times)), float(np.percentile(times, 95))
 
 
 def show(results: list[Result]) -> None:
-    table = Table("case", "tokens", "entries", "edges", "median us", "p95 us", title="Prefix tree")
+    table = Table(
+        Column("case", no_wrap=True), "tokens", "entries", "edges", "median us", "p95 us", title="Prefix tree"
+    )
     for r in results:
         numbers = (
             f"{r.tokens:,}",

@@ -24,8 +24,9 @@ SLACK = 256  # tokens kept behind a window, so that recent ones can be taken bac
 FREE = np.int32(2**31 - 1)  # the position of a column that holds nothing for a row
 
 
-def round_up(n: int, step: int = STEP) -> int:
-    return -(-n // step) * step
+def round_up(n: int) -> int:
+    """The next multiple of STEP."""
+    return -(-n // STEP) * STEP
 
 
 class SoloColumns:

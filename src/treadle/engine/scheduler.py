@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 SHORT = 1024  # rows below this many tokens always fit together
-MIN_STEPS = 2
+MIN_STEPS = 3  # with a chunk before every third step at most, the median step has none
 MIN_CHUNK = 16
 GRAIN = 16  # chunk sizes are multiples of this, so that few shapes occur
 

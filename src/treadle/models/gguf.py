@@ -96,6 +96,10 @@ class GGUF:
     def architecture(self) -> str:
         return str(self.require("general.architecture"))
 
+    @property
+    def num_parameters(self) -> int:
+        return sum(math.prod(tensor.shape) for tensor in self.tensors.values())
+
     def require(self, key: str) -> Any:
         """The value of a metadata key.
 
@@ -105,6 +109,32 @@ class GGUF:
         if key not in self.metadata:
             raise LoadError(f"{self.paths[0].name} lacks the metadata {key!r}.")
         return self.metadata[key]
+
+    def hyper(self, key: str, default: Any = None) -> Any:
+        """The value of a key of the architecture's own, such as `rope.freq_base`."""
+        return self.metadata.get(f"{self.architecture}.{key}", default)
+
+    def size(self, key: str) -> int:
+        """A positive number among the architecture's own keys, such as `block_count`.
+
+        Raises:
+            LoadError: missing, or not one positive number for all layers.
+        """
+        value = self.require(f"{self.architecture}.{key}")
+        if not isinstance(value, int) or value < 1:
+            raise LoadError(
+                f"{self.paths[0].name} has {self.architecture}.{key} = {value!r}, not a positive number."
+            )
+        return value
+
+    def tensor(self, name: str) -> Tensor:
+        """
+        Raises:
+            LoadError: the file has no such tensor.
+        """
+        if name not in self.tensors:
+            raise LoadError(f"{self.paths[0].name} lacks the tensor {name}.")
+        return self.tensors[name]
 
 
 def read(path: Path) -> GGUF:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 REPLACEMENT = "\ufffd"
-WINDOW = 8  # tokens of context that the general path decodes again
+WINDOW = 8  # groups of tokens (each whole characters) that the general path decodes again
 LONGEST_CHAR = 4  # bytes, so also tokens, that one character may need
 
 _Utf8Decoder = getincrementaldecoder("utf-8")
@@ -89,14 +89,15 @@ class _WindowPath:
     """The tokenizer decodes the last few tokens with and without the new one; the difference is new text.
 
     Exact for decoders that look back at most `WINDOW` tokens and never change text already decoded. What ends in
-    U+FFFD waits for up to four tokens, for it may still become a character.
+    U+FFFD waits for up to four tokens, for it may still become a character. The window is cut between characters only.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, pieces: Pieces, keep_special: bool) -> None:
         self._tokenizer = tokenizer
         self._skipped = frozenset[int]() if keep_special else pieces.special
         self._size = len(pieces.strings)
-        self._context: list[int] = list(pieces.opening)
+        self._groups: list[list[int]] = [list(pieces.opening)]
+        self._context = self._groups[0]
         self._base = self._decode(self._context)
         self._held: list[int] = []
 
@@ -120,7 +121,8 @@ class _WindowPath:
 
     def _release(self, text: str) -> str:
         new = text[len(os.path.commonprefix((self._base, text))) :]
-        self._context = (self._context + self._held)[-WINDOW:]
+        self._groups = [*self._groups, self._held][-WINDOW:]
+        self._context = [token for group in self._groups for token in group]
         self._held = []
         self._base = self._decode(self._context)
         return new

@@ -22,7 +22,7 @@ ROLES = {
     "function": "tool",
 }
 MAY_BE_EMPTY = ("assistant", "tool")
-KEPT = ("name", "tool_call_id", "reasoning_content")
+KEPT = ("name", "tool_call_id", "reasoning_content", "reasoning")
 TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 IMAGE_PARTS = ("image_url", "image", "input_image")
 

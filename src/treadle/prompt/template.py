@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Message = dict[str, Any]
 
 RESERVED = frozenset(
-    "add_generation_prompt chat_template continue_final_message conversation documents max_length messages padding "
+    "add_generation_prompt chat_template continue_final_message conversation documents max_length messages model padding "
     "return_assistant_tokens_mask return_dict return_tensors sanitize_control_tokens tokenize tokenizer_kwargs tools "
     "truncation".split()
 )
@@ -44,9 +44,9 @@ def check_kwargs(kwargs: Mapping[str, Any], *, param: str = "chat_template_kwarg
 def render(
     tokenizer: PreTrainedTokenizerBase,
     messages: Sequence[Message],
+    /,
     tools: Sequence[Mapping[str, Any]] | None = None,
     add_generation_prompt: bool = True,
-    /,
     *,
     model: str = "This model",
     **kwargs: Any,
@@ -54,7 +54,8 @@ def render(
     """The prompt text of normalised messages; deterministic for one tokenizer (but for a template that asks the date).
 
     `kwargs` reach the template as variables (`enable_thinking`, ...). Raises BadRequest: no chat template, tools for a
-    template without them, a reserved variable, or messages that the template refuses.
+    template without them, a reserved variable, or messages that the template refuses. Check a client's variables with
+    `check_kwargs` before they become keyword arguments.
     """
     variables = check_kwargs(kwargs)
     if not tokenizer.chat_template:
@@ -66,7 +67,7 @@ def render(
         except TEMPLATE_FAULTS as fault:
             refusals.append(fault)
             continue
-        if tools and text == _apply(tokenizer, attempt, None, add_generation_prompt, variables):
+        if tools and text == _without_tools(tokenizer, attempt, add_generation_prompt, variables):
             raise BadRequest(f"The chat template of {model} does not take tools.", param="tools")
         return text
     reason = " ".join(str(refusals[0]).split())[:MAX_REASON]
@@ -109,6 +110,19 @@ def _joined(first: Message, second: Message) -> Message:
 
 def _as_user(message: Message) -> Message:
     return {**message, "role": "user"} if message["role"] == "system" else message
+
+
+def _without_tools(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: list[Message],
+    add_generation_prompt: bool,
+    variables: Mapping[str, Any],
+) -> str | None:
+    """The same prompt with no tools; None if the template refuses that, so tools do matter to it."""
+    try:
+        return _apply(tokenizer, messages, None, add_generation_prompt, variables)
+    except TEMPLATE_FAULTS:
+        return None
 
 
 def _apply(

@@ -1,0 +1,33 @@
+"""The HTTP application around an engine."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+
+from treadle import __version__
+from treadle.api import admin, errors, openai
+from treadle.api.context import Context
+from treadle.api.ports import EnginePort
+from treadle.config import Config
+
+
+def create_app(engine: EnginePort, config: Config) -> FastAPI:
+    """The application. It starts `engine` with itself and stops it (draining) when it ends."""
+    here = Context(engine, config)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        engine.start()
+        yield
+        await engine.stop()
+        here.pool.shutdown(wait=False, cancel_futures=True)
+
+    app = FastAPI(title="Treadle", version=__version__, lifespan=lifespan)
+    app.state.context = here
+    errors.install(app)
+    app.include_router(openai.router)
+    app.include_router(admin.router)
+    return app

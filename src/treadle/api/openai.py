@@ -1,0 +1,115 @@
+"""The routes that generate: chat completions and legacy completions."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from fastapi import APIRouter
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from treadle.api.body import parse, read
+from treadle.api.chat import ChatCollector, ChatWriter
+from treadle.api.completions import CompletionCollector, CompletionWriter
+from treadle.api.context import Context, context
+from treadle.api.exchange import Streamed, Whole
+from treadle.api.fields import ChatBody, CompletionBody, GenerationBody
+from treadle.api.job import Choice, Job
+from treadle.api.logprobs import ChatLogprobs, LegacyLogprobs
+from treadle.api.ports import ModelPort
+from treadle.api.prompts import Prompt, chat_prompts, completion_prompts
+from treadle.api.reply import Head
+from treadle.api.sampling import choice_seed, sampling
+from treadle.api.schema import body_schema
+from treadle.output.pieces import pieces_of
+from treadle.output.stream import TextStream, events
+from treadle.types import Request, Sampling
+
+router = APIRouter()
+Body = TypeVar("Body", bound=GenerationBody)
+Build = Callable[[ModelPort, Body], list[Prompt]]
+
+
+@router.post("/chat/completions", include_in_schema=False)
+@router.post("/v1/chat/completions", openapi_extra=body_schema(ChatBody))
+async def chat_completions(http: HttpRequest) -> Response:
+    """One or more replies to a conversation."""
+    here = context(http)
+    body = parse(await read(http, here.max_body), ChatBody)
+    model, job, _ = await start(here, body, "chatcmpl", chat_prompts)
+    head = head_of(model, job)
+    logprobs = None if body.alternatives is None else ChatLogprobs(model.tokenizer)
+    if body.stream:
+        writer = ChatWriter(head, body.n, body.stream_options.include_usage, logprobs)
+        return Streamed(job, writer, here.config.keepalive_s)
+    return Whole(job, ChatCollector(head, body.n, logprobs))
+
+
+@router.post("/v1/completions", openapi_extra=body_schema(CompletionBody))
+async def completions(http: HttpRequest) -> Response:
+    """Continuations of one or more texts or token lists."""
+    here = context(http)
+    body = parse(await read(http, here.max_body), CompletionBody)
+    model, job, prompts = await start(here, body, "cmpl", completion_prompts)
+    head = head_of(model, job)
+    echoes = [prompt.echo for prompt in prompts for _ in range(body.n)]
+    logprobs = None if body.alternatives is None else LegacyLogprobs(model.tokenizer)
+    if body.stream:
+        writer = CompletionWriter(head, echoes, body.stream_options.include_usage, logprobs)
+        return Streamed(job, writer, here.config.keepalive_s)
+    return Whole(job, CompletionCollector(head, echoes, logprobs))
+
+
+def head_of(model: ModelPort, job: Job) -> Head:
+    return Head(job.id, job.created, model.name, f"fp_{model.revision[:16]}")
+
+
+async def start(
+    here: Context, body: Body, prefix: str, build: Build[Body]
+) -> tuple[ModelPort, Job, Sequence[Prompt]]:
+    """Build the prompts and submit every choice. All errors known before generation are raised here."""
+    model = here.served(body.model)
+    drawn = sampling(body, model.defaults, model.caps.vocab_size)
+    prompts = await asyncio.get_running_loop().run_in_executor(here.pool, prepared, model, body, build)
+    return model, submit(here, model, body, f"{prefix}-{uuid.uuid4().hex}", prompts, drawn), prompts
+
+
+def prepared(model: ModelPort, body: Body, build: Build[Body]) -> list[Prompt]:
+    """The prompts; before them, the tokenizer's tables that the event loop will read, made once."""
+    pieces_of(model.tokenizer)
+    return build(model, body)
+
+
+def submit(
+    here: Context, model: ModelPort, body: GenerationBody, id: str, prompts: Sequence[Prompt], drawn: Sampling
+) -> Job:
+    """`body.n` engine requests per prompt, in order, as one running job. If one is refused, none goes on."""
+    timeout_s = shortest(body.timeout, here.config.request_timeout_s)
+    job = Job(id, timeout_s, here.jobs)
+    try:
+        for index in range(len(prompts) * body.n):
+            request = Request(
+                id=f"{id}:{index}" if index else id,
+                prompt=prompts[index // body.n].ids,
+                sampling=replace(drawn, seed=choice_seed(drawn.seed, index % body.n)),
+                max_tokens=body.limit,
+                stop_ids=model.stop_ids,
+                timeout_s=timeout_s,
+                cache_salt=body.cache_salt,
+            )
+            stream = here.engine.submit(request)
+            made = events(aiter(stream), TextStream(model.tokenizer, body.stop), stream.abort)
+            job.add(Choice(index, stream, made, counts_prompt=index % body.n == 0))
+    except BaseException:
+        job.close()
+        raise
+    return job
+
+
+def shortest(*limits: float | None) -> float | None:
+    given: list[Any] = [limit for limit in limits if limit is not None]
+    return min(given, default=None)

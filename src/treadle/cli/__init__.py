@@ -1,0 +1,78 @@
+"""The `treadle` command. Modules of MLX and of the server are imported by the commands that need them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from treadle import __version__
+from treadle.cli.chat import chat
+from treadle.cli.doctor import doctor
+from treadle.cli.generate import generate
+from treadle.cli.models import models
+from treadle.cli.serve import serve
+from treadle.errors import ConfigError, TreadleError
+
+EXAMPLES = """
+Examples:
+
+  treadle serve                          the built-in model on http://127.0.0.1:8080/v1
+
+  treadle serve ./my-model --port 9000   a folder in Hugging Face layout
+
+  treadle chat gemma3-270m               talk to a model in the terminal
+
+  treadle generate -p "Why is the sky blue?" --max-tokens 100
+
+  treadle models                         what is known and downloaded
+
+  treadle doctor --model smollm2         what works on this machine
+"""
+
+app = typer.Typer(
+    name="treadle",
+    help="A local inference server for language models on MLX.",
+    epilog=EXAMPLES,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"treadle {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    """A local inference server for language models on MLX."""
+
+
+for command in (serve, chat, generate, models, doctor):
+    app.command()(command)
+
+
+def main() -> None:
+    """Entry point. Exit codes: 0; 1: an error, one sentence on stderr; 2: wrong usage; 130: Ctrl-C."""
+    try:
+        app()
+    except TreadleError as error:
+        print(f"treadle: {error.message}", file=sys.stderr)
+        sys.exit(2 if isinstance(error, ConfigError) else 1)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except (
+        BrokenPipeError
+    ):  # who read our output has seen enough; the interpreter's last flush must not fail too
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)

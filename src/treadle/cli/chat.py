@@ -1,0 +1,124 @@
+"""`treadle chat`: a conversation in the terminal."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from treadle.cli import options
+from treadle.cli.generate import show
+from treadle.config import Config
+from treadle.errors import BadRequest, ContextLengthExceeded, TreadleError
+
+if TYPE_CHECKING:
+    from treadle.cli.session import Session
+
+HELP = "/exit or Ctrl-D ends, /clear forgets the conversation, Ctrl-C stops a reply."
+Message = dict[str, Any]
+
+
+def chat(
+    model: options.Model = options.DEFAULTS["model"],
+    system: options.System = None,
+    max_tokens: options.MaxTokens = None,
+    temperature: options.Temperature = None,
+    top_p: options.TopP = None,
+    top_k: options.TopK = None,
+    seed: options.Seed = None,
+    context_length: options.ContextLength = options.DEFAULTS["context_length"],
+    memory_limit_gb: options.MemoryLimit = options.DEFAULTS["memory_limit_gb"],
+) -> None:
+    """Talk to a model in the terminal.
+
+    treadle chat
+
+    treadle chat gemma3-270m --system "Answer in one sentence." --temperature 0
+    """
+    from treadle.cli.session import opened
+
+    values = {
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "top_p": top_p,
+        "top_k": top_k,
+        "seed": seed,
+    }
+    config = Config.of(model=model, context_length=context_length, memory_limit_gb=memory_limit_gb)
+    with opened(config) as session:
+        _line_editing()
+        _note(f"{session.model.name}, context {session.model.caps.context_length} tokens. {HELP}")
+        Conversation(session, system, values).run()
+
+
+class Conversation:
+    """The messages so far, and what each line that is typed does to them."""
+
+    def __init__(self, session: Session, system: str | None, values: dict[str, Any]) -> None:
+        self._session = session
+        self._values = values
+        self._first: list[Message] = [] if system is None else [{"role": "system", "content": system}]
+        self.messages: list[Message] = list(self._first)
+
+    def run(self) -> None:
+        """Read lines until the end of input or /exit."""
+        while True:
+            try:
+                line = input("> ").strip()
+            except EOFError:
+                print()
+                return
+            except KeyboardInterrupt:
+                _note(f"\n{HELP}")
+                continue
+            if line == "/exit":
+                return
+            self.take(line)
+
+    def take(self, line: str) -> None:
+        """One typed line: a command or a message."""
+        if line == "/clear":
+            self.messages = list(self._first)
+            _note("The conversation starts afresh.")
+        elif line.startswith("/") and " " not in line:
+            _note(f"There is no command {line}. {HELP}")
+        elif line:
+            self._answer(line)
+
+    def _answer(self, line: str) -> None:
+        """Stream a reply. What was shown of a stopped one is kept, a refused message is not."""
+        pieces: list[str] = []
+
+        def both(text: str) -> None:
+            pieces.append(text)
+            show(text)
+
+        self.messages.append({"role": "user", "content": line})
+        try:
+            self._session.chat({"messages": self.messages, **self._values}, both)
+        except KeyboardInterrupt:
+            _note("\n(stopped)")
+        except ContextLengthExceeded as error:
+            self.messages.pop()
+            _note(f"{error.message} /clear starts afresh.")
+            return
+        except BadRequest:
+            raise  # an option or the model itself: it would fail each time
+        except TreadleError as error:
+            self.messages.pop()
+            _note(error.message)
+            return
+        print()
+        self.messages.append({"role": "assistant", "content": "".join(pieces)})
+
+
+def _note(text: str) -> None:
+    """A remark of the program, apart from the model's text."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def _line_editing() -> None:
+    """Arrow keys and history in `input`, where this Python was built with readline."""
+    try:
+        import readline  # noqa: F401
+    except ImportError:
+        return

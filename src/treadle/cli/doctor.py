@@ -1,0 +1,103 @@
+"""`treadle doctor`: what this machine has and what works on it."""
+
+from __future__ import annotations
+
+import platform
+from collections import Counter
+from typing import Annotated
+
+import typer
+
+from treadle import runtime
+from treadle.cli import options
+from treadle.config import Config
+from treadle.errors import LoadError, TreadleError
+from treadle.models.folders import cache_folder
+from treadle.models.sources import known_models
+
+GB = 1e9
+
+
+def doctor(
+    model: Annotated[
+        str | None, typer.Option("--model", "-m", help="Also load this model and describe it.")
+    ] = None,
+    context_length: options.ContextLength = options.DEFAULTS["context_length"],
+) -> None:
+    """Show the device, versions, memory and what works; exit code 1 when something does not.
+
+    treadle doctor
+
+    treadle doctor --model smollm2
+    """
+    failures = [*_machine(), *_hooks(), *_models()]
+    if model is not None:
+        failures += _model(Config.of(model=model, context_length=context_length))
+    if failures:
+        raise TreadleError(failures[0])
+
+
+def _line(key: str, value: str) -> None:
+    print(f"{key:<16} {value}", flush=True)
+
+
+def _machine() -> list[str]:
+    """The device and its libraries."""
+    blas = runtime.prepare()
+    _line(
+        "system",
+        f"{platform.system()} {platform.release()} {platform.machine()}, Python {platform.python_version()}",
+    )
+    try:
+        facts = runtime.device_facts()
+    except ImportError as error:
+        _line("device", f"FAILED: MLX cannot be imported: {error}")
+        return [f"MLX cannot be imported: {error}."]
+    _line("device", f"{facts.name} ({facts.backend})")
+    _line(
+        "memory",
+        f"{facts.memory_bytes / GB:.1f} GB, of which {facts.working_set_bytes / GB:.1f} GB may be used",
+    )
+    _line("BLAS", blas.note)
+    for name, version in facts.versions.items():
+        _line(name, version)
+    return []
+
+
+def _hooks() -> list[str]:
+    """Whether mlx-lm has everything that is used of it."""
+    try:
+        runtime.check_hooks()
+    except LoadError as error:
+        _line("mlx-lm hooks", f"FAILED: {error.message}")
+        return [error.message]
+    _line("mlx-lm hooks", "all found")
+    return []
+
+
+def _models() -> list[str]:
+    """Where models are kept and which are there."""
+    found = [known.name for known in known_models() if known.downloaded]
+    _line("cache folder", str(cache_folder()))
+    _line("downloaded", ", ".join(found) or "no models")
+    return []
+
+
+def _model(config: Config) -> list[str]:
+    """Load a model as the server would and tell what it can do."""
+    from treadle.cli.session import opened
+
+    try:
+        with opened(config) as session:
+            model, caps = session.model, session.model.caps
+    except TreadleError as error:
+        _line("model", f"FAILED: {error.message}")
+        return [error.message]
+    kinds = ", ".join(f"{count} {kind.value}" for kind, count in Counter(caps.layers).items())
+    _line("model", f"{model.name} ({model.source}, revision {model.revision})")
+    _line("context", f"{caps.context_length} tokens")
+    _line("vocabulary", f"{caps.vocab_size} tokens")
+    _line("layers", kinds + (f"; window {caps.window} tokens" if caps.window is not None else ""))
+    _line("batching", f"{caps.batching.value}: {caps.why}" if caps.why else caps.batching.value)
+    _line("chat template", "yes" if model.chat_template is not None else "none: only text completion works")
+    return []

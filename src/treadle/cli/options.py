@@ -1,0 +1,51 @@
+"""Options that several commands share; a default is always the field's default in `Config`."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Annotated, Any
+
+import typer
+
+from treadle.config import Config
+
+DEFAULTS: dict[str, Any] = {field.name: field.default for field in fields(Config)}
+
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="A known name (see `treadle models`), a folder, a .gguf file or a Hugging Face id org/name.",
+        show_default=True,
+    ),
+]
+ContextLength = Annotated[
+    int | None,
+    typer.Option(
+        help="Most tokens of prompt and reply together.", show_default="what the model was trained for"
+    ),
+]
+MemoryLimit = Annotated[
+    float | None,
+    typer.Option(
+        "--memory-limit-gb", help="Most memory for model and caches, in GB.", show_default="from the device"
+    ),
+]
+MaxTokens = Annotated[
+    int | None,
+    typer.Option(help="Most tokens of a reply.", show_default="until the model ends"),
+]
+Temperature = Annotated[
+    float | None,
+    typer.Option(help="0 always takes the likeliest token.", show_default="the model's own"),
+]
+TopP = Annotated[
+    float | None,
+    typer.Option(help="Draw from this share of the probability.", show_default="the model's own"),
+]
+TopK = Annotated[
+    int | None,
+    typer.Option(help="Draw from that many tokens; 0: from all.", show_default="the model's own"),
+]
+Seed = Annotated[int | None, typer.Option(help="The same seed gives the same text.", show_default="random")]
+System = Annotated[str | None, typer.Option("--system", "-s", help="A system message before the first one.")]

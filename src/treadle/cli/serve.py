@@ -1,0 +1,65 @@
+"""`treadle serve`: the options of the HTTP server, one for each field of `Config`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from treadle import runtime
+from treadle.cli import options
+from treadle.cli.options import DEFAULTS
+from treadle.config import Config
+
+
+def serve(
+    model: options.Model = DEFAULTS["model"],
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; 0.0.0.0 opens it to the network.")
+    ] = DEFAULTS["host"],
+    port: Annotated[int, typer.Option("--port", "-p", help="Port to listen on.")] = DEFAULTS["port"],
+    context_length: options.ContextLength = DEFAULTS["context_length"],
+    max_rows: Annotated[int, typer.Option(help="Most requests that are answered at once.")] = DEFAULTS[
+        "max_rows"
+    ],
+    max_waiting: Annotated[int, typer.Option(help="Most requests that wait; more get 429.")] = DEFAULTS[
+        "max_waiting"
+    ],
+    on_busy: Annotated[
+        str, typer.Option(help="What a request meets while others run: batch, queue or preempt.")
+    ] = DEFAULTS["on_busy"],
+    prefill_chunk: Annotated[int, typer.Option(help="Most prompt tokens in one step.")] = DEFAULTS[
+        "prefill_chunk"
+    ],
+    prefill_share: Annotated[
+        float, typer.Option(help="Share of the time for new prompts while replies stream.")
+    ] = DEFAULTS["prefill_share"],
+    prefill_stall_s: Annotated[
+        float, typer.Option(help="Longest pause in seconds that a new prompt puts into running replies.")
+    ] = DEFAULTS["prefill_stall_s"],
+    request_timeout_s: Annotated[
+        float | None, typer.Option(help="Most seconds for one request.", show_default="none")
+    ] = DEFAULTS["request_timeout_s"],
+    drain_s: Annotated[
+        float, typer.Option(help="Seconds that running requests get to finish at shutdown.")
+    ] = DEFAULTS["drain_s"],
+    keepalive_s: Annotated[
+        float, typer.Option(help="Longest silence of a stream in seconds before a comment is sent.")
+    ] = DEFAULTS["keepalive_s"],
+    memory_limit_gb: options.MemoryLimit = DEFAULTS["memory_limit_gb"],
+    max_body_mb: Annotated[float, typer.Option(help="Largest request body in MB.")] = DEFAULTS["max_body_mb"],
+    log_prompts: Annotated[
+        bool, typer.Option("--log-prompts", help="Write prompts to the log; they may be private.")
+    ] = DEFAULTS["log_prompts"],
+) -> None:
+    """Serve a model over HTTP with OpenAI's protocol.
+
+    treadle serve
+
+    treadle serve gemma3-270m --port 9000 --max-rows 4
+    """
+    config = Config.of(**locals())
+    runtime.prepare()  # before anything imports MLX
+    from treadle.cli.server import run
+
+    run(config)

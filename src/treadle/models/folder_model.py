@@ -1,0 +1,121 @@
+"""A model and its tokenizer from a folder in Hugging Face layout (mlx-lm, transformers). Engine thread."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from treadle import runtime
+from treadle.errors import LoadError
+from treadle.models.architectures import model_classes
+from treadle.models.placement import WeightForm, hold_dense
+
+log = logging.getLogger(__name__)
+
+
+def load_folder(
+    path: Path, backend: runtime.Backend, weights: WeightForm
+) -> tuple[Any, dict[str, Any], bool]:
+    """The model, evaluated, its config, and whether quantised weights were expanded.
+
+    On a CPU all floats become float32 where that fits the rule of `hold_dense`; norms and the scales and biases
+    of packed weights always do, because MLX's packed kernels are hopelessly slow there with 16-bit floats.
+
+    Raises:
+        LoadError: one sentence on what is missing, damaged or not supported.
+    """
+    import mlx.core as mx
+
+    check_folder(path)
+    utils = runtime.mlx_lm_module("utils")
+    try:
+        with runtime.guarded_import(f"the model in {path}"):
+            model, config = utils.load_model(path, lazy=True, strict=True, get_model_classes=model_classes)
+    except (FileNotFoundError, ValueError, KeyError, TypeError, RuntimeError, OSError) as error:
+        raise LoadError(f"The model in {path} cannot be loaded: {_first_line(error)}") from error
+    num_parameters = int(utils.get_total_parameters(model))
+    dense = hold_dense(weights, backend, num_parameters, runtime.free_memory())
+    if dense:
+        model = utils.dequantize_model(model)
+    if backend == "cpu":
+        _widen(model, everything=dense)
+    try:
+        mx.eval(model.parameters())
+    except RuntimeError as error:
+        raise LoadError(f"The weights in {path} cannot be read: {_first_line(error)}") from error
+    return model, config, dense
+
+
+def check_folder(path: Path) -> None:
+    """
+    Raises:
+        LoadError: no config.json, no weights, or a model_type that is not known.
+    """
+    if not (path / "config.json").is_file():
+        raise LoadError(f"{path} is no model folder: it has no config.json.")
+    config = read_json(path / "config.json")
+    if not any(path.glob("model*.safetensors")):
+        raise LoadError(f"{path} has no model*.safetensors weights.")
+    model_classes(config)
+
+
+def load_folder_tokenizer(path: Path) -> Any:
+    """The folder's fast tokenizer; code that comes with a model is never run.
+
+    Raises:
+        LoadError: there is none that can be read.
+    """
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(path), trust_remote_code=False, local_files_only=True)
+    except (OSError, ValueError, KeyError, ImportError, TypeError, AttributeError) as error:
+        if not (path / "tokenizer.json").is_file():
+            raise LoadError(f"The tokenizer in {path} cannot be loaded: {_first_line(error)}") from error
+        log.info("The tokenizer in %s is read from tokenizer.json alone: %s", path, _first_line(error))
+        tokenizer = _plain_tokenizer(path)
+    if not tokenizer.is_fast:
+        raise LoadError(f"The tokenizer in {path} has no fast form (tokenizer.json), which is needed.")
+    return tokenizer
+
+
+def _plain_tokenizer(path: Path) -> Any:
+    try:
+        return PreTrainedTokenizerFast.from_pretrained(str(path), local_files_only=True)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise LoadError(f"The tokenizer in {path} cannot be loaded: {_first_line(error)}") from error
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """
+    Raises:
+        LoadError: unreadable, or not a JSON object.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise LoadError(f"{path} cannot be read: {_first_line(error)}") from error
+    if not isinstance(value, dict):
+        raise LoadError(f"{path} is not a JSON object.")
+    return value
+
+
+def _widen(model: Any, *, everything: bool) -> None:
+    """Float parameters to float32: all of them, or those beside packed weights and the small ones."""
+    import mlx.core as mx
+    import mlx.nn as nn
+
+    for _, module in model.named_modules():
+        packed = isinstance(module, nn.QuantizedLinear | nn.QuantizedEmbedding) or "scales" in module
+        own = {name: value for name, value in module.items() if isinstance(value, mx.array)}
+        for name, value in own.items():
+            half = value.dtype in (mx.float16, mx.bfloat16)
+            if half and (everything or packed or value.ndim == 1):
+                module[name] = value.astype(mx.float32)
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return text.rstrip(".") + "."

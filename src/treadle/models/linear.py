@@ -1,0 +1,69 @@
+"""Quantised linear layers that see a batch of single tokens as one matrix. Engine thread only.
+
+A decode step hands [rows, 1, inputs] to every layer. MLX's quantised product treats the leading axis as a batch and
+reads the weights once per row; the same rows as one [rows, inputs] matrix read them once. Measured on an H100, 4096 ->
+12288 at 4 bits: 2..7 rows cost more than 8, so there they are padded to 8; above 64 rows the ordinary path is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_map
+
+MOST_ROWS = 64
+PAD_TO = 8
+
+
+class FlatQuantizedLinear(nn.QuantizedLinear):  # type: ignore[misc]
+    """`nn.QuantizedLinear` over flattened rows; `pad` rounds 2..7 rows up to 8."""
+
+    pad = False
+
+    def __call__(self, x: Any) -> Any:
+        return _flattened(super().__call__, x, self.pad)
+
+
+class FlatQuantizedEmbedding(nn.QuantizedEmbedding):  # type: ignore[misc]
+    """The same for an embedding that is the output layer too."""
+
+    pad = False
+
+    def as_linear(self, x: Any) -> Any:
+        return _flattened(super().as_linear, x, self.pad)
+
+
+def _flattened(product: Callable[[Any], Any], x: Any, pad: bool) -> Any:
+    if x.ndim != 3 or x.shape[1] != 1 or not 1 < x.shape[0] <= MOST_ROWS:
+        return product(x)
+    rows = x.shape[0]
+    flat = x[:, 0]
+    if pad and rows < PAD_TO:
+        flat = mx.pad(flat, ((0, PAD_TO - rows), (0, 0)))
+    return product(flat)[:rows, None]
+
+
+FLAT = {nn.QuantizedLinear: FlatQuantizedLinear, nn.QuantizedEmbedding: FlatQuantizedEmbedding}
+
+
+def flatten_rows(model: Any, pad: bool) -> int:
+    """Replace the quantised layers of `model` in place; weights are shared. Returns how many there were."""
+    count = 0
+
+    def swap(module: Any) -> Any:
+        nonlocal count
+        flat = FLAT.get(type(module))
+        if flat is None:
+            return module
+        count += 1
+        new = flat.__new__(flat)
+        dict.update(new, module)
+        new.__dict__.update(module.__dict__)
+        new.pad = pad
+        return new
+
+    model.update_modules(tree_map(swap, model.leaf_modules(), is_leaf=nn.Module.is_module))
+    return count

@@ -1,0 +1,158 @@
+"""From files on disk to a model that is ready to serve: `load_model(source, context_length) -> LoadedModel`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from treadle import runtime
+from treadle.errors import ConfigError, LoadError
+from treadle.models import gguf as gguf_file
+from treadle.models import gguf_model, gguf_tokenizer
+from treadle.models.folder_model import load_folder, load_folder_tokenizer, read_json
+from treadle.models.placement import WeightForm, hold_dense
+from treadle.models.sources import ResolvedSource
+from treadle.models.stops import stop_ids, template_of
+from treadle.types import Caps
+
+log = logging.getLogger(__name__)
+
+SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+# The names that GGUF files give the same settings, after `general.sampling.`.
+GGUF_SAMPLING = {
+    "temp": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "penalty_repeat": "repetition_penalty",
+}
+FINGERPRINT_BYTES = 65536  # of each end of a weight file
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """Everything the server needs of one model. `model` is touched by the engine thread only."""
+
+    name: str
+    source: str
+    revision: str  # changes with the weights and the form they are held in
+    model: Any  # mlx-lm's seam: model(ids, cache=...) -> logits
+    tokenizer: Any  # a fast transformers tokenizer
+    config: dict[str, Any]  # Hugging Face style
+    caps: Caps
+    stop_ids: frozenset[int]
+    defaults: dict[str, float]  # sampling settings that the model's makers recommend
+    chat_template: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    model: Any
+    tokenizer: Any
+    config: dict[str, Any]
+    generation: dict[str, Any]
+    weight_files: tuple[Path, ...]
+    dense: bool
+
+
+def load_model(
+    source: ResolvedSource, context_length: int | None, *, weights: WeightForm = "auto"
+) -> LoadedModel:
+    """Load a model; runs on the engine thread and takes seconds to minutes.
+
+    `context_length` in tokens lowers what the model was trained for. `weights` says how quantised ones are held.
+
+    Raises:
+        LoadError: one sentence on what is missing, damaged or not supported.
+        ConfigError: `context_length` is beyond the trained one.
+    """
+    from treadle.models.capabilities import describe
+
+    runtime.prepare()
+    runtime.check_hooks()
+    facts = runtime.device_facts()
+    parts = (_load_gguf if source.kind == "gguf" else _load_folder)(source, facts.backend, weights)
+    length = _context_length(parts.config, context_length)
+    return LoadedModel(
+        name=source.name,
+        source=str(source.path),
+        revision=fingerprint(parts.weight_files, "dense" if parts.dense else "packed"),
+        model=parts.model,
+        tokenizer=parts.tokenizer,
+        config=parts.config,
+        caps=describe(parts.model, _vocab_size(parts), length),
+        stop_ids=stop_ids(parts.tokenizer, parts.config, parts.generation),
+        defaults=sampling_defaults(parts.generation),
+        chat_template=template_of(parts.tokenizer),
+    )
+
+
+def _load_gguf(source: ResolvedSource, backend: runtime.Backend, weights: WeightForm) -> _Parts:
+    opened = gguf_file.read(source.path)
+    tokenizer = gguf_tokenizer.load_tokenizer(opened)
+    dense = hold_dense(weights, backend, opened.num_parameters, runtime.free_memory())
+    model, config = gguf_model.build(opened, backend, dense=dense)
+    stored = {name: opened.metadata.get(f"general.sampling.{key}") for key, name in GGUF_SAMPLING.items()}
+    generation = {name: value for name, value in stored.items() if value is not None}
+    return _Parts(model, tokenizer, config, generation, opened.paths, dense)
+
+
+def _load_folder(source: ResolvedSource, backend: runtime.Backend, weights: WeightForm) -> _Parts:
+    tokenizer = load_folder_tokenizer(source.path)
+    model, config, dense = load_folder(source.path, backend, weights)
+    generation_file = source.path / "generation_config.json"
+    generation = read_json(generation_file) if generation_file.is_file() else {}
+    files = tuple(sorted(source.path.glob("*.safetensors")))
+    return _Parts(model, tokenizer, config, generation, files, dense)
+
+
+def sampling_defaults(generation: dict[str, Any]) -> dict[str, float]:
+    """The sampling settings of a generation config; none where it turns sampling off."""
+    if generation.get("do_sample") is False:
+        return {}
+    return {key: generation[key] for key in SAMPLING_DEFAULTS if generation.get(key) is not None}
+
+
+def _text_config(config: dict[str, Any], key: str) -> int | None:
+    """A whole number of the config, or of its `text_config`."""
+    value = config.get(key) or (config.get("text_config") or {}).get(key)
+    return value if isinstance(value, int) else None
+
+
+def _context_length(config: dict[str, Any], wanted: int | None) -> int:
+    trained = _text_config(config, "max_position_embeddings")
+    if trained is None:
+        trained = _text_config(config, "max_sequence_length") or wanted
+    if trained is None:
+        raise ConfigError(
+            "The model does not say its context length; set context_length.", param="context_length"
+        )
+    if wanted is not None and wanted > trained:
+        raise ConfigError(
+            f"context_length is {wanted} tokens, but the model was trained for {trained}.",
+            param="context_length",
+        )
+    return wanted or trained
+
+
+def _vocab_size(parts: _Parts) -> int:
+    """The number of ids that the embedding has."""
+    size = _text_config(parts.config, "vocab_size")
+    return size if size is not None else len(parts.tokenizer)
+
+
+def fingerprint(files: tuple[Path, ...], form: str) -> str:
+    """Sixteen hex digits from names, sizes and both ends of the weight files, and the form they are held in."""
+    digest = hashlib.sha256(form.encode())
+    for path in files:
+        size = path.stat().st_size
+        digest.update(json.dumps([path.name, size]).encode())
+        with path.open("rb") as file:
+            digest.update(file.read(FINGERPRINT_BYTES))
+            file.seek(max(size - FINGERPRINT_BYTES, 0))
+            digest.update(file.read())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,141 @@
+"""Rows of shared buffers behave like sequences alone: after any joins, leaves, ragged steps and rewinds."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.fakes import VOCAB, HashModel
+
+from treadle.cache import columns
+from treadle.cache.layers import Layers
+from treadle.models.capabilities import forward, new_layers
+
+
+@pytest.fixture(autouse=True)
+def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small buffers, so that growing, trimming and squeezing happen within a few tokens."""
+    monkeypatch.setattr(columns, "STEP", 8)
+    monkeypatch.setattr(columns, "SLACK", 6)
+
+
+def logits_alone(model: HashModel, tokens: list[int]) -> np.ndarray:
+    return np.array(model(mx.array([tokens]), cache=model.make_cache())[0, -1])
+
+
+class Rows:
+    """Some sequences in one `Layers`, and what they must be."""
+
+    def __init__(self, model: HashModel) -> None:
+        self.model = model
+        self.layers: Layers | None = None
+        self.tokens: list[list[int]] = []
+
+    def join(self, prompt: list[int]) -> None:
+        solo = new_layers(self.model, self.model.caps)
+        for start in range(0, len(prompt), 5):
+            forward(self.model, [prompt[start : start + 5]], solo)
+        if self.layers is None:
+            self.layers = solo
+        else:
+            assert self.layers.join(solo) == len(self.tokens)
+        self.tokens.append(list(prompt))
+
+    def step(self, pieces: list[list[int]]) -> None:
+        logits = np.array(forward(self.model, pieces, self.layers))
+        for row, piece in enumerate(pieces):
+            self.tokens[row] += piece
+            np.testing.assert_array_equal(logits[row, len(piece) - 1], logits_alone(self.model, self.tokens[row]))
+
+    def drop(self, row: int) -> None:
+        self.layers.drop(row)
+        self.tokens[row] = self.tokens[-1]
+        self.tokens.pop()
+
+    def rewind(self, row: int, n: int) -> None:
+        self.layers.rewind(row, n)
+        del self.tokens[row][len(self.tokens[row]) - n :]
+
+    def check(self) -> None:
+        assert self.layers.lengths == [len(t) for t in self.tokens]
+        for row in range(len(self.tokens)):
+            alone = self.layers.take(row)
+            logits = np.array(forward(self.model, [[3, 4]], alone))[0, -1]
+            np.testing.assert_array_equal(logits, logits_alone(self.model, [*self.tokens[row], 3, 4]))
+
+
+tokens = st.integers(1, VOCAB - 1)
+
+
+@pytest.mark.parametrize("kinds", [("rows", "window"), ("window", "window"), ("state", "rows")], ids="+".join)
+@settings(max_examples=25)
+@given(data=st.data())
+def test_any_history_of_a_batch_reads_like_each_sequence_alone(kinds: tuple[str, ...], data: st.DataObject) -> None:
+    rows = Rows(HashModel(kinds, window=5))
+    rows.join(data.draw(st.lists(tokens, min_size=1, max_size=30)))
+    rewinds = "state" not in kinds
+    for _ in range(data.draw(st.integers(1, 12))):
+        n = len(rows.tokens)
+        action = data.draw(st.sampled_from(["step", "step", "join", "drop", "rewind", "check"]))
+        if action == "join" and n < 5:
+            rows.join(data.draw(st.lists(tokens, min_size=0, max_size=40)))
+        elif action == "drop" and n > 1:
+            rows.drop(data.draw(st.integers(0, n - 1)))
+        elif action == "rewind" and rewinds:
+            row = data.draw(st.integers(0, n - 1))
+            rows.rewind(row, data.draw(st.integers(0, min(4, len(rows.tokens[row])))))
+        elif action == "check":
+            rows.check()
+        else:
+            rows.step([data.draw(st.lists(tokens, min_size=1, max_size=4)) for _ in range(n)])
+    rows.check()
+
+
+def test_a_window_holds_a_bounded_number_of_rows() -> None:
+    model = HashModel(("window",), window=5)
+    rows = Rows(model)
+    rows.join([1])
+    for i in range(100):
+        rows.step([[1 + i % 90]])
+    assert rows.layers.rows[0].keys.shape[2] <= 2 * (5 + 6) + 8
+    rows.join([2, 3])
+    for i in range(100):
+        rows.step([[1 + i % 90], [5]])
+    assert rows.layers.rows[0].keys.shape[2] <= 4 * (5 + 6) + 8
+
+
+def test_refused_tokens_give_their_columns_back() -> None:
+    rows = Rows(HashModel(("rows",)))
+    rows.join([1, 2])
+    rows.join([3])
+    before = rows.layers.columns[None].index
+    for _ in range(20):
+        rows.step([[5, 6, 7], [8, 9, 10]])
+        rows.rewind(0, 3)
+        rows.rewind(1, 3)
+    assert rows.layers.columns[None].index == before
+
+
+def test_recurrent_layers_refuse_to_rewind() -> None:
+    rows = Rows(HashModel(("state",)))
+    rows.join([1, 2])
+    with pytest.raises(ValueError, match="checkpoint"):
+        rows.layers.rewind(0, 1)
+
+
+def test_a_window_refuses_to_rewind_past_what_it_holds() -> None:
+    rows = Rows(HashModel(("window",), window=5))
+    rows.join([1])
+    for _ in range(60):
+        rows.step([[2]])
+    with pytest.raises(ValueError, match="held"):
+        rows.layers.rewind(0, 50)
+
+
+def test_a_reservation_makes_room_once() -> None:
+    layers = new_layers(HashModel(("rows",)), HashModel(("rows",)).caps)
+    layers.reserve(50)
+    forward(HashModel(("rows",)), [[1, 2]], layers)
+    assert layers.rows[0].keys.shape[2] == 56

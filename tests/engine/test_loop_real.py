@@ -1,0 +1,61 @@
+"""Tiny real architectures through the loop: alone, in a batch, in chunks, the tokens are those of mlx-lm's own caches."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+from tests.engine.test_loop import Clock, Run
+from tests.fakes import slow_twin
+from tests.tiny import CONFIGS, GOOD, VOCAB, tiny
+
+from treadle.config import Config
+from treadle.engine.loop import Loop
+from treadle.models.capabilities import new_layers
+from treadle.types import Batching, Request, Sampling
+
+
+def run_of(name: str, **settings: object) -> Run:
+    model, caps = tiny(name)
+    config = Config(**settings)  # type: ignore[arg-type]
+    return Run(Loop(model, caps, config, partial(new_layers, model, caps), Clock()))
+
+
+def prompts() -> list[Request]:
+    """Lengths below, at and far above the tiny window of 8; greedy and sampled rows."""
+    rng = np.random.default_rng(3)
+    sizes = (1, 3, 8, 9, 30, 47)
+    return [
+        Request(
+            f"r{i}",
+            rng.integers(0, VOCAB, n),
+            Sampling(temperature=0.0 if i % 2 else 1.0, seed=i, top_p=0.95, presence_penalty=0.3 * (i % 3)),
+            max_tokens=10 + 3 * i,
+        )
+        for i, n in enumerate(sizes)
+    ]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_batch_with_joins_and_leaves_gives_every_row_its_own_text(name: str) -> None:
+    run = run_of(name, prefill_chunk=16, max_rows=4)
+    asked = prompts()
+    for request in asked:
+        run.loop.submit(request)
+        run.turn()
+        run.turn()
+    run.until_idle()
+    model, caps = tiny(name)
+    for request in asked:
+        assert run.text(request.id) == slow_twin(model, request, caps.context_length)
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_the_self_check_proves_good_families_ragged(name: str) -> None:
+    assert tiny(name)[1].batching is Batching.RAGGED
+
+
+def test_the_self_check_finds_a_family_that_is_wrong_when_padded() -> None:
+    caps = tiny("jamba")[1]
+    assert caps.batching is Batching.DECODE and "padded" in caps.why
