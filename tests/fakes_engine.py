@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -94,6 +94,8 @@ class FakeStream:
         self._script = script
         self._queue: asyncio.Queue[Output] = asyncio.Queue()
         self._task = asyncio.create_task(self._play())
+        if request.timeout_s is not None:
+            asyncio.get_running_loop().call_later(request.timeout_s, engine.abort, self.id, "Too slow.")
 
     async def __aiter__(self) -> AsyncIterator[Output]:
         while True:
@@ -105,9 +107,9 @@ class FakeStream:
     def abort(self) -> None:
         self._engine.abort(self.id)
 
-    def cancel(self) -> None:
+    def cancel(self, error: str | None) -> None:
         self._task.cancel()
-        self._queue.put_nowait(self._end(Finish.ABORT, 0))
+        self._queue.put_nowait(replace(self._end(Finish.ABORT, 0), error=error))
 
     async def _play(self) -> None:
         script = self._script
@@ -169,6 +171,7 @@ class FakeEngine:
         return self._model
 
     def start(self) -> None:
+        self.loop = asyncio.get_running_loop()
         self.state = "ready" if self.failure is None else "failed"
 
     def counts(self) -> tuple[int, int]:
@@ -185,12 +188,12 @@ class FakeEngine:
         stream = self.streams[request.id] = FakeStream(self, request, script)
         return stream
 
-    def abort(self, id: str) -> bool:
+    def abort(self, id: str, error: str | None = None) -> bool:
         stream = self.streams.pop(id, None)
         if stream is None:
             return False
         self.aborted[id] = stream.phase
-        stream.cancel()
+        stream.cancel(error)
         return True
 
     async def stop(self) -> None:

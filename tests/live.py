@@ -14,8 +14,7 @@ from typing import Any
 import httpx
 
 from tests.fakes_engine import FakeEngine
-from treadle.api.app import create_app
-from treadle.api.server import make_server
+from treadle.api.server import Server
 from treadle.config import Config
 
 
@@ -51,7 +50,7 @@ class Live:
 @contextmanager
 def live(engine: FakeEngine, **config: Any) -> Iterator[Live]:
     settings = Config.of(**{"drain_s": 0.1, **config})
-    server = make_server(create_app(engine, settings), settings)
+    server = Server(engine, settings)
     listener = socket.create_server(("127.0.0.1", 0))
     thread = threading.Thread(target=server.run, args=([listener],))
     thread.start()

@@ -1,7 +1,7 @@
 """Who may import whom, and who may not touch MLX, read from the syntax trees.
 
-api -> engine -> {cache, speculate, sparse, vision, grammar, models} -> types, errors, config; prompt and output
-sit beside api; nothing but the command line imports api.
+api -> engine -> {cache, speculate, sparse, vision, grammar, models} -> types, errors, config.
+prompt and output sit beside api; nothing but the command line imports api.
 """
 
 from __future__ import annotations

@@ -150,7 +150,12 @@ def test_a_refusal_of_the_engine_has_its_status_and_says_when_to_retry(
 
 def test_health_says_ready_with_counts() -> None:
     with live(FakeEngine(say("hello", prefill_s=30))) as server:
-        assert server.get("/health").json() == {"status": "ready", "running": 0, "waiting": 0, "model": "fake"}
+        assert server.get("/health").json() == {
+            "status": "ready",
+            "running": 0,
+            "waiting": 0,
+            "model": "fake",
+        }
         with server.send(CHAT, HELLO):
             until(lambda: server.get("/health").json()["running"] == 1)
 
@@ -162,7 +167,9 @@ def test_health_tells_the_truth_when_nothing_can_be_answered(state: str) -> None
         server.engine.failure = "No such file." if state == "failed" else None
         response = server.get("/health")
         assert response.status_code == 503 and response.json()["status"] == state
-        assert response.json()["reason"] == ("No such file." if state == "failed" else f"The engine is {state}.")
+        assert response.json()["reason"] == (
+            "No such file." if state == "failed" else f"The engine is {state}."
+        )
 
 
 def test_requests_while_loading_are_told_to_come_again() -> None:

@@ -113,7 +113,9 @@ def test_a_bad_completion_field_is_named(fields: dict[str, Any], param: str) -> 
     assert caught.value.param == param
 
 
-@pytest.mark.parametrize("data", [b"", b"{", b"[]", b"1", b"nan", b'{"a": "\\ud800"}', b"\xff\xfe", b"[" * 100_000])
+@pytest.mark.parametrize(
+    "data", [b"", b"{", b"[]", b"1", b"nan", b'{"a": "\\ud800"}', b"\xff\xfe", b"[" * 100_000]
+)
 def test_what_is_no_json_object_is_refused(data: bytes) -> None:
     with pytest.raises(BadRequest) as caught:
         parse(data, ChatBody)
@@ -121,7 +123,13 @@ def test_what_is_no_json_object_is_refused(data: bytes) -> None:
 
 
 NEUTRAL = [
-    {"user": "me", "store": True, "metadata": {"a": "b"}, "service_tier": "auto", "parallel_tool_calls": False},
+    {
+        "user": "me",
+        "store": True,
+        "metadata": {"a": "b"},
+        "service_tier": "auto",
+        "parallel_tool_calls": False,
+    },
     {"tools": [], "tool_choice": "none", "response_format": {"type": "text"}, "modalities": ["text"]},
     {"tools": None, "nonsense": None, "stop": None, "temperature": None, "logit_bias": None, "n": None},
     {"stop": [], "logit_bias": {}, "chat_template_kwargs": {}, "logprobs": False, "top_logprobs": 0},
@@ -161,7 +169,9 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=6,
 )
-NAMES = st.sampled_from(sorted({*ChatBody.model_fields, *CompletionBody.model_fields, "tools", "best_of", "x"}))
+NAMES = st.sampled_from(
+    sorted({*ChatBody.model_fields, *CompletionBody.model_fields, "tools", "best_of", "x"})
+)
 
 
 @given(st.dictionaries(NAMES, JSON, max_size=5), st.sampled_from([ChatBody, CompletionBody]))

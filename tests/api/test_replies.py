@@ -61,9 +61,7 @@ def test_streamed_chat_equals_the_object(
 ) -> None:
     shape = ChatLogprobs(tokenizer()) if logprobs else None
     made = [list(events_of(sequence, stops)) for sequence in sequences]
-    text, whole = both(
-        ChatWriter(HEAD, len(made), usage, shape), ChatCollector(HEAD, len(made), shape), made
-    )
+    text, whole = both(ChatWriter(HEAD, len(made), usage, shape), ChatCollector(HEAD, len(made), shape), made)
     sent = chunks(text)
     for choice in whole["choices"]:
         mine = [c["choices"][0] for c in sent if c["choices"] and c["choices"][0]["index"] == choice["index"]]
@@ -102,7 +100,12 @@ def check_frame(text: str, whole: dict[str, Any], usage: bool, kind: str) -> Non
     sent = chunks(text)
     for chunk, line in zip(sent, data_lines(text), strict=False):
         assert json.dumps(chunk, ensure_ascii=False, separators=(",", ":")).encode() == line.encode()
-        assert (chunk["id"], chunk["created"], chunk["model"], chunk["object"]) == ("id-1", 1, "the/model", kind)
+        assert (chunk["id"], chunk["created"], chunk["model"], chunk["object"]) == (
+            "id-1",
+            1,
+            "the/model",
+            kind,
+        )
     empty = [chunk for chunk in sent if not chunk["choices"]]
     if usage:
         assert [chunk["usage"] for chunk in empty] == [whole["usage"]] and sent[-1] is empty[0]
@@ -126,7 +129,9 @@ def test_usage_has_the_details_that_clients_read() -> None:
 def test_half_a_character_is_named_by_its_bytes_in_completions() -> None:
     ids = tokenizer().encode("ö", add_special_tokens=False)
     items = tuple(TokenLogprob(token, -1.0) for token in ids)
-    event = next(events_of([Output("x", tokens=tuple(ids), logprobs=items), Output("x", finish=Finish.STOP)], []))
+    event = next(
+        events_of([Output("x", tokens=tuple(ids), logprobs=items), Output("x", finish=Finish.STOP)], [])
+    )
     block = LegacyLogprobs(tokenizer()).block(event, start=3)
     assert block["tokens"] == ["bytes:\\xc3", "bytes:\\xb6"]
     assert block["text_offset"] == [3, 3] and block["top_logprobs"] == [None, None]

@@ -1,8 +1,9 @@
-"""A request ends when its client leaves, when it is cancelled, when its time is over, when the server stops."""
+"""A request ends when its client leaves, when it is cancelled or late, and when the server stops."""
 
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import openai
@@ -54,7 +55,7 @@ def test_a_client_that_never_reads_is_ended_when_it_leaves() -> None:
 
 def test_fifty_ghosts_leave_nothing_behind() -> None:
     """Closed at different points, half of them streamed; then a normal request is served."""
-    scripts = [{"queue_s": 60}, {"prefill_s": 60}, {"step_s": 0.01}, {"step_s": 0.001}]
+    scripts: list[Any] = [{"queue_s": 60}, {"prefill_s": 60}, {"step_s": 0.01}, {"step_s": 0.001}]
 
     def plan(request: Request) -> Script:
         if request.max_tokens == 1:
@@ -91,8 +92,6 @@ def test_cancelling_an_unknown_or_finished_request_is_a_404() -> None:
 
 
 def test_a_cancelled_whole_reply_is_an_error_that_is_not_retried() -> None:
-    from concurrent.futures import ThreadPoolExecutor
-
     with live(FakeEngine(say(LONG, step_s=0.01))) as server, ThreadPoolExecutor(1) as pool:
         reply = pool.submit(server.post, "/v1/chat/completions", HELLO)
         until(lambda: bool(server.engine.streams))
@@ -115,11 +114,25 @@ def test_the_time_limit_is_an_error_of_its_own(stream: bool) -> None:
         assert error["code"] == "request_timeout" and "[DONE]" not in response.text
 
 
-def test_a_server_that_stops_ends_what_still_runs() -> None:
-    with live(FakeEngine(say(LONG, prefill_s=60)), drain_s=0.1) as server:
-        with server.send("/v1/chat/completions", HELLO):
-            until(lambda: bool(server.engine.streams))
-        with server.send("/v1/chat/completions", HELLO):
-            until(lambda: len(server.engine.requests) == 2)
-            engine = server.engine
-    assert engine.state == "stopped" or not engine.streams
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_server_that_stops_tells_what_still_runs(stream: bool) -> None:
+    with live(FakeEngine(say(LONG, prefill_s=60))) as server:
+        connection = server.send("/v1/chat/completions", HELLO | {"stream": stream})
+        until(lambda: bool(server.engine.streams))
+    assert server.engine.state == "stopped"
+    assert list(server.engine.aborted.values()) == ["prefill"]
+    with connection:
+        answer = b"".join(iter(lambda: connection.recv(65536), b""))
+    assert answer.startswith(b"HTTP/1.1 200 " if stream else b"HTTP/1.1 503 ")
+    assert b'"code":"shutting_down"' in answer
+
+
+def test_a_preempted_request_is_not_repeated_by_its_client() -> None:
+    with live(FakeEngine(say(LONG, prefill_s=60))) as server, ThreadPoolExecutor(1) as pool:
+        reply = pool.submit(server.post, "/v1/chat/completions", HELLO)
+        until(lambda: bool(server.engine.streams))
+        (id,) = server.engine.streams
+        server.engine.loop.call_soon_threadsafe(server.engine.abort, id, None)
+        response = reply.result(5)
+    assert response.status_code == 409 and response.headers["x-should-retry"] == "false"
+    assert response.json()["error"]["code"] == "request_preempted"

@@ -41,16 +41,20 @@ def test_headers_and_the_role_come_before_the_prompt_is_computed() -> None:
 
 def test_the_first_bytes_of_a_legacy_stream_come_as_early() -> None:
     body = {"prompt": "hi", "stream": True}
-    with live(FakeEngine(say("hello", queue_s=60))) as server:
-        with server.send("/v1/completions", body) as connection:
-            connection.settimeout(1)
-            assert b": keep-alive\n\n" in read_until(connection, b"\n\n")
+    with (
+        live(FakeEngine(say("hello", queue_s=60))) as server,
+        server.send("/v1/completions", body) as connection,
+    ):
+        connection.settimeout(1)
+        assert b": keep-alive\n\n" in read_until(connection, b"\n\n")
 
 
 def test_a_silent_stream_is_kept_alive_by_comments_only() -> None:
-    with live(FakeEngine(say("hello", queue_s=0.1, prefill_s=0.2)), keepalive_s=0.05) as server:
-        with server.send(CHAT, HELLO) as connection:
-            data = read_until(connection, b"[DONE]").decode()
+    with (
+        live(FakeEngine(say("hello", queue_s=0.1, prefill_s=0.2)), keepalive_s=0.05) as server,
+        server.send(CHAT, HELLO) as connection,
+    ):
+        data = read_until(connection, b"[DONE]").decode()
     before, after = data.split('"content":"hello"')
     assert before.count(": keep-alive\n\n") >= 2
     assert before.count("data: ") == 2  # the role and the text itself
@@ -83,7 +87,7 @@ def test_events_that_are_ready_at_once_leave_in_one_send() -> None:
         engine.start()
         stream = engine.submit(Request("x", tokenizer().encode("hi", return_tensors="np")[0]))
         await asyncio.sleep(0.02)  # everything is in the queue by now
-        job = Job("x", None, Jobs())
+        job = Job("x", Jobs(engine))
         job.add(Choice(0, stream, events(aiter(stream), TextStream(tokenizer()), stream.abort), True))
         writer = ChatWriter(Head("x", 1, "m", "fp"), 1, False, None)
         await Streamed(job, writer, keepalive_s=60)({}, receive, send)

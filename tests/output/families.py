@@ -1,4 +1,4 @@
-"""One small tokenizer of each family, trained here: what the text stages must treat alike. Nothing is downloaded."""
+"""One small tokenizer of each family, trained here: what the text stages must treat alike."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ CHATML = (
 
 def _wrap(core: Tokenizer, **settings: object) -> PreTrainedTokenizerFast:
     core.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIALS])
-    made = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|im_end|>", unk_token="<unk>", **settings)
+    made = PreTrainedTokenizerFast(
+        tokenizer_object=core, eos_token="<|im_end|>", unk_token="<unk>", **settings
+    )
     made.chat_template = CHATML
     return made
 
@@ -55,7 +57,7 @@ def _train_bpe(core: Tokenizer, alphabet: list[str]) -> None:
 
 
 def _with_byte_tokens(core: Tokenizer) -> models.BPE:
-    """The trained model with the 256 byte tokens of SentencePiece and few characters, so that bytes get used."""
+    """The trained model with the 256 byte tokens of SentencePiece and few characters: bytes get used."""
     model = json.loads(core.to_str())["model"]
     merges = [tuple(pair) for pair in model["merges"] if all(part.isascii() or "▁" in part for part in pair)]
     kept = [t for t in model["vocab"] if all(c.isascii() or c in "▁é日" for c in t)]

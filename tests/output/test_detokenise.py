@@ -27,7 +27,9 @@ texts = st.one_of(st.sampled_from(TEXTS), st.text(st.characters(exclude_categori
 cut_sets = st.lists(st.integers(0, 60), max_size=8)
 
 
-def stream(tokenizer: PreTrainedTokenizerFast, ids: Sequence[int], cuts: Sequence[int], keep: bool = False) -> str:
+def stream(
+    tokenizer: PreTrainedTokenizerFast, ids: Sequence[int], cuts: Sequence[int], keep: bool = False
+) -> str:
     detokeniser = Detokeniser(tokenizer, keep_special=keep)
     bounds = [0, *sorted(min(cut, len(ids)) for cut in cuts), len(ids)]
     return "".join(detokeniser.push(ids[a:b]) for a, b in pairwise(bounds)) + detokeniser.finish()
@@ -46,7 +48,7 @@ def behind_opening(tokenizer: PreTrainedTokenizerFast, ids: Sequence[int], skip:
 
 @st.composite
 def some_ids(draw: st.DrawFn) -> tuple[str, list[int]]:
-    """A family and ids: encoded texts and any ids but raw byte tokens, whose invalid runs have their own rule."""
+    """A family and ids: encoded texts, and any ids but raw byte tokens (their invalid runs differ)."""
     name = draw(names)
     tokenizer = family(name)
     strings = pieces_of(tokenizer).strings
@@ -89,7 +91,11 @@ def test_byte_complete_vocabularies_give_back_any_text(name: str, text: str, cut
     prompt = "a" if name in STRIPS_FIRST_SPACE else ""
     head = tokenizer.encode(prompt, add_special_tokens=False)
     ids = tokenizer.encode(prompt + text, add_special_tokens=False)
-    if ids[: len(head)] == head and "▁" not in text and not any(s in text for s in tokenizer.all_special_tokens):
+    if (
+        ids[: len(head)] == head
+        and "▁" not in text
+        and not any(s in text for s in tokenizer.all_special_tokens)
+    ):
         assert stream(tokenizer, ids[len(head) :], cuts) == text
 
 
@@ -177,7 +183,9 @@ SUFFIX = _with_decoder(decoders.BPEDecoder(suffix="</w>"), ["a</w>", "b", "c</w>
 
 
 @given(st.sampled_from([CTC, SUFFIX]), st.lists(st.integers(0, 3), max_size=40), cut_sets)
-def test_other_decoders_stream_exactly(tokenizer: PreTrainedTokenizerFast, ids: list[int], cuts: list[int]) -> None:
+def test_other_decoders_stream_exactly(
+    tokenizer: PreTrainedTokenizerFast, ids: list[int], cuts: list[int]
+) -> None:
     assert pieces_of(tokenizer).table is None
     assert stream(tokenizer, ids, cuts) == decode(tokenizer, ids)
 

@@ -42,7 +42,13 @@ def test_tool_turns_keep_ids_names_and_reasoning() -> None:
     function = {"name": "f", "arguments": '{"b": 1, "a": {"d": 2, "c": [3]}}'}
     calls = [{"id": "c1", "type": "function", "function": function}]
     history = [
-        {"role": "assistant", "content": None, "tool_calls": calls, "reasoning_content": "hm", "refusal": None},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": calls,
+            "reasoning_content": "hm",
+            "refusal": None,
+        },
         {"role": "tool", "tool_call_id": "c1", "content": "42"},
     ]
     assistant, tool = normalise(history)

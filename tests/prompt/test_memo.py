@@ -1,4 +1,4 @@
-"""Cutting is allowed only where it changes nothing; what is remembered is bounded, and used only where texts agree."""
+"""Cutting is allowed only where it changes nothing; what is remembered is bounded and right."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tokenizers import AddedToken
 
-from treadle.prompt.memo import MIN_SEGMENT, Cutter, Memo, cut_tokens
+from treadle.prompt.memo import MIN_SEGMENT, Conversation, Cutter, Memo, cut_tokens
 from treadle.types import Ids
 
 
@@ -41,8 +41,14 @@ def test_tokens_of_the_template_come_first() -> None:
 
 @pytest.mark.parametrize(
     "other",
-    [token("x<|u"), token("a<|u|>b"), token("<|u|> ", lstrip=True), token("<|u|>", lstrip=True), token("w", single_word=True)],
-)  # fmt: skip
+    [
+        token("x<|u"),
+        token("a<|u|>b"),
+        token("<|u|> ", lstrip=True),
+        token("<|u|>", lstrip=True),
+        token("w", single_word=True),
+    ],
+)
 def test_a_token_that_another_may_reach_over_is_no_cut(other: AddedToken) -> None:
     cuts = cut_tokens([token("<|u|>"), other], "")
     assert "<|u|>" not in cuts
@@ -103,6 +109,13 @@ def test_a_place_that_was_a_cut_and_is_none_now_is_not_used() -> None:
     letters.asked.clear()
     memo.encode(turn("one") + "<|no cut")
     assert letters.asked == [turn("one") + "<|no cut"]
+
+
+def test_the_end_of_a_text_is_a_cut_when_a_turn_follows() -> None:
+    known = Conversation("ab", np.array([1, 2], np.int64), [0, 2], [0, 2])
+    assert known.shared_cuts("ab<|u|>", Cutter(["<|u|>"])) == 2
+    assert known.shared_cuts("abc", Cutter(["<|u|>"])) == 1
+    assert known.shared_cuts("a<|u|>", Cutter(["<|u|>"])) == 1
 
 
 def test_ids_cannot_be_changed_by_who_gets_them() -> None:

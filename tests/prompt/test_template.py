@@ -1,4 +1,4 @@
-"""A prompt is what the model's own template makes; refusals are merged away by the rule or told to the client."""
+"""A prompt is what the model's own template makes; refusals are merged away or told to the client."""
 
 from __future__ import annotations
 
@@ -14,16 +14,21 @@ from treadle.prompt.template import attempts, check_kwargs, merge, render
 STRICT = (
     "{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
     "{% for m in messages %}"
-    "{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('Roles must alternate') }}{% endif %}"
+    "{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Roles must alternate') }}{% endif %}"
     "[{{ m['role'] }}]{{ m['content'] }}"
     "{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
 )
 SYSTEM_FIRST = (
     "{% for m in messages %}{% if m['role'] == 'system' and not loop.first %}"
-    "{{ raise_exception('System message must be at the beginning') }}{% endif %}[{{ m['role'] }}]{{ m['content'] }}"
+    "{{ raise_exception('System message must be at the beginning') }}{% endif %}"
+    "[{{ m['role'] }}]{{ m['content'] }}"
     "{% endfor %}"
 )
-THINKING = "{{ messages[0]['content'] }}{% if enable_thinking is defined and not enable_thinking %}<quiet>{% endif %}"
+THINKING = (
+    "{{ messages[0]['content'] }}"
+    "{% if enable_thinking is defined and not enable_thinking %}<quiet>{% endif %}"
+)
 TOOLS = "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}{{ messages[0]['content'] }}"
 
 
@@ -40,7 +45,9 @@ def say(*turns: str) -> list[dict[str, Any]]:
 
 def test_the_generation_prompt_is_added() -> None:
     assert render(using(CHATML), say("u hi")) == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
-    assert render(using(CHATML), say("u hi"), add_generation_prompt=False) == "<|im_start|>user\nhi<|im_end|>\n"
+    assert (
+        render(using(CHATML), say("u hi"), add_generation_prompt=False) == "<|im_start|>user\nhi<|im_end|>\n"
+    )
 
 
 def test_a_last_assistant_message_is_continued() -> None:
@@ -81,7 +88,8 @@ def test_what_no_merging_helps_is_told_in_the_templates_words() -> None:
 
 
 @pytest.mark.parametrize(
-    "template", ["{{ messages[0]['content'] + 1 }}", "{% if %}", "{{ ''.__class__.__mro__ }}", "{{ nothing.at.all }}"]
+    "template",
+    ["{{ messages[0]['content'] + 1 }}", "{% if %}", "{{ ''.__class__.__mro__ }}", "{{ nothing.at.all }}"],
 )
 def test_a_template_that_breaks_is_a_bad_request(template: str) -> None:
     with pytest.raises(BadRequest, match="The chat template refuses"):
@@ -100,7 +108,9 @@ def test_variables_reach_the_template() -> None:
     assert render(using(CHATML), say("u hi"), enable_thinking=False) == render(using(CHATML), say("u hi"))
 
 
-@pytest.mark.parametrize("name", ["tools", "messages", "chat_template", "tokenize", "add_generation_prompt", "model"])
+@pytest.mark.parametrize(
+    "name", ["tools", "messages", "chat_template", "tokenize", "add_generation_prompt", "model"]
+)
 def test_variables_that_are_not_the_clients_are_refused(name: str) -> None:
     with pytest.raises(BadRequest) as caught:
         check_kwargs({name: "x"})

@@ -18,7 +18,9 @@ from treadle.prompt.tokenise import Encoder, encode, encoder_of
 
 FILLER = "the of and " * (MIN_SEGMENT // 11 + 1)
 pieces = st.one_of(
-    st.sampled_from([*SPECIALS, "<tool>", "two words", "<mask>", "<sep>", FILLER, " ", "\n", "\n\n", "<|", "im_start|>"]),
+    st.sampled_from(
+        [*SPECIALS, "<tool>", "two words", "<mask>", "<sep>", FILLER, " ", "\n", "\n\n", "<|", "im_start|>"]
+    ),
     st.sampled_from(["The capital", " of", "user\n", "日本", "👩‍👩‍👧", "é", "▁", "'s", "12"]),
     st.text(st.characters(exclude_categories=["Cs"]), max_size=5),
 )
@@ -102,7 +104,9 @@ def test_a_stored_truncation_cuts_no_prompt() -> None:
 
 def test_prefix_spaces_after_special_tokens_are_those_of_a_full_encoding() -> None:
     core = byte_level().backend_tokenizer
-    core.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(True)])
+    core.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(True)]
+    )
     encoder = Encoder(PreTrainedTokenizerFast(tokenizer_object=core))
     for text in ("a<|im_start|>b", f"{FILLER}<|im_start|>b{FILLER}<|im_end|>7c"):
         assert encoder.encode(text, False).tolist() == core.encode(text, add_special_tokens=False).ids

@@ -75,7 +75,6 @@ def model_entry(model: ModelPort, created: int) -> dict[str, Any]:
         "object": "model",
         "created": created,
         "owned_by": "treadle",
-        "source": model.source,
         "revision": model.revision,
         "context_length": caps.context_length,
         "max_model_len": caps.context_length,

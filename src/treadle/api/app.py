@@ -10,13 +10,14 @@ from fastapi import FastAPI
 from treadle import __version__
 from treadle.api import admin, errors, openai
 from treadle.api.context import Context
+from treadle.api.job import Jobs
 from treadle.api.ports import EnginePort
 from treadle.config import Config
 
 
 def create_app(engine: EnginePort, config: Config) -> FastAPI:
     """The application. It starts `engine` with itself and stops it (draining) when it ends."""
-    here = Context(engine, config)
+    here = Context(engine, config, Jobs(engine))
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

@@ -22,8 +22,8 @@ class Context:
 
     engine: EnginePort
     config: Config
+    jobs: Jobs
     started: int = field(default_factory=lambda: int(time.time()))  # Unix seconds
-    jobs: Jobs = field(default_factory=Jobs)
     pool: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(PROMPT_THREADS, thread_name_prefix="treadle-prompt")
     )

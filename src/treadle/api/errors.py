@@ -43,6 +43,14 @@ class TimedOut(TreadleError):
     code = "request_timeout"
 
 
+class Preempted(TreadleError):
+    """A newer request ended this one (`on_busy` is `preempt`). Repeating it would end the newer one."""
+
+    status = 409
+    type = "request_cancelled"
+    code = "request_preempted"
+
+
 class ShuttingDown(TreadleError):
     """The server stopped before the request was finished."""
 
@@ -70,7 +78,7 @@ def error_headers(error: TreadleError) -> dict[str, str]:
     headers: dict[str, str] = {}
     if isinstance(error, QueueFull | NotReady | MemoryRefused | ShuttingDown):
         headers["retry-after"] = str(error.retry_after_s)
-    if isinstance(error, TimedOut | Cancelled):
+    if isinstance(error, TimedOut | Cancelled | Preempted):
         headers["x-should-retry"] = "false"
     return headers
 

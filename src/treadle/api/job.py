@@ -7,8 +7,8 @@ import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
-from treadle.api.errors import Cancelled, ShuttingDown, TimedOut
-from treadle.api.ports import StreamPort
+from treadle.api.errors import Cancelled, Preempted, ShuttingDown, TimedOut
+from treadle.api.ports import EnginePort, StreamPort
 from treadle.errors import EngineFault, TreadleError
 from treadle.output.stream import Event
 from treadle.types import Finish, Usage
@@ -29,12 +29,11 @@ class Choice:
 class Job:
     """All choices of one client request, in `jobs` from here to `close`. Run once, on one event loop."""
 
-    def __init__(self, id: str, timeout_s: float | None, jobs: Jobs) -> None:
+    def __init__(self, id: str, jobs: Jobs) -> None:
         self.id = id
         self.created = int(time.time())
         self._choices: list[Choice] = []
         self._jobs = jobs
-        self._deadline = None if timeout_s is None else time.monotonic() + timeout_s
         self._cancelled = False
         self._usages: dict[int, Usage] = {}
         jobs.add(self)
@@ -65,13 +64,16 @@ class Job:
             sink(choice.index, event)
 
     def _fault(self, event: Event) -> TreadleError:
+        """Why it ended without a reply. The engine gives a sentence with an abort only for the time limit."""
         if event.finish is Finish.ERROR:
             return EngineFault(event.error or "The engine failed on this request.")
         if self._cancelled:
             return Cancelled("The request was cancelled.")
-        if self._deadline is not None and time.monotonic() >= self._deadline:
-            return TimedOut("The request ran into its time limit.", param="timeout")
-        return ShuttingDown("The server is shutting down.")
+        if event.error is not None:
+            return TimedOut(event.error, param="timeout")
+        if self._jobs.stopping:
+            return ShuttingDown("The server is shutting down.")
+        return Preempted("A newer request took the place of this one.")
 
     def cancel(self) -> None:
         """End it while its client still listens."""
@@ -105,8 +107,14 @@ class Job:
 class Jobs:
     """The running jobs by the id that clients see."""
 
-    def __init__(self) -> None:
+    def __init__(self, engine: EnginePort) -> None:
+        self._engine = engine
         self._running: dict[str, Job] = {}
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the engine ends, and everything with it."""
+        return self._engine.state in ("stopping", "stopped")
 
     def add(self, job: Job) -> None:
         self._running[job.id] = job

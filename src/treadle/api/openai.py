@@ -89,7 +89,7 @@ def submit(
 ) -> Job:
     """`body.n` engine requests per prompt, in order, as one running job. If one is refused, none goes on."""
     timeout_s = shortest(body.timeout, here.config.request_timeout_s)
-    job = Job(id, timeout_s, here.jobs)
+    job = Job(id, here.jobs)
     try:
         for index in range(len(prompts) * body.n):
             request = Request(

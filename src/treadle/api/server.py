@@ -1,29 +1,37 @@
-"""uvicorn, set up for long streams."""
+"""uvicorn, set up for long streams and for an engine that drains."""
 
 from __future__ import annotations
 
+import asyncio
 import math
+import socket
 
 import uvicorn
-from fastapi import FastAPI
 
+from treadle.api.app import create_app
+from treadle.api.ports import EnginePort
 from treadle.config import Config
 
-KEEP_ALIVE_S = 75  # idle connections of clients that pool them
+IDLE_S = 75  # idle connections of clients that pool them
+GRACE_S = 5  # for the last bytes, after the engine has ended everything
 
 
-def make_server(app: FastAPI, config: Config) -> uvicorn.Server:
-    """A server for `config.host:config.port`. On a signal it stops accepting, lets running requests finish for
-    `drain_s`, cancels the rest, and ends."""
-    return uvicorn.Server(
-        uvicorn.Config(
-            app,
+class Server(uvicorn.Server):
+    """On a signal the engine stops first: running requests finish for `drain_s`, the rest get their error."""
+
+    def __init__(self, engine: EnginePort, config: Config) -> None:
+        self._engine = engine
+        settings = uvicorn.Config(
+            create_app(engine, config),
             host=config.host,
             port=config.port,
             log_level="warning",
             access_log=False,
             server_header=False,
-            timeout_keep_alive=KEEP_ALIVE_S,
-            timeout_graceful_shutdown=max(1, math.ceil(config.drain_s)),
+            timeout_keep_alive=IDLE_S,
+            timeout_graceful_shutdown=math.ceil(config.drain_s) + GRACE_S,
         )
-    )
+        super().__init__(settings)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await asyncio.gather(self._engine.stop(), super().shutdown(sockets))

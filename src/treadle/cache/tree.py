@@ -50,9 +50,8 @@ class Tree:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._roots: WeakValueDictionary[Hashable, Root] = (
-            WeakValueDictionary()
-        )  # nodes keep their root alive
+        # Weak: nodes keep their root alive, and a root without nodes (a salt never seen again) is forgotten.
+        self._roots: WeakValueDictionary[Hashable, Root] = WeakValueDictionary()
         self._recency = Recency()
         self._totals = Totals()
         self._kinds: Counter[MatchKind] = Counter()

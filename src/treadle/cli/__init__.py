@@ -9,27 +9,21 @@ from typing import Annotated
 import typer
 
 from treadle import __version__
-from treadle.cli.chat import chat
-from treadle.cli.doctor import doctor
-from treadle.cli.generate import generate
-from treadle.cli.models import models
-from treadle.cli.serve import serve
+from treadle.cli import chat, doctor, generate, models, serve
 from treadle.errors import ConfigError, TreadleError
 
 EXAMPLES = """
 Examples:
 
-  treadle serve                          the built-in model on http://127.0.0.1:8080/v1
+  treadle serve                        the built-in model, on port 8080
 
-  treadle serve ./my-model --port 9000   a folder in Hugging Face layout
+  treadle serve ./my-model --port 9000
 
-  treadle chat gemma3-270m               talk to a model in the terminal
+  treadle chat org/name                a model of the Hugging Face Hub
 
   treadle generate -p "Why is the sky blue?" --max-tokens 100
 
-  treadle models                         what is known and downloaded
-
-  treadle doctor --model smollm2         what works on this machine
+  treadle doctor --model smollm2       what works on this machine
 """
 
 app = typer.Typer(
@@ -58,7 +52,7 @@ def root(
     """A local inference server for language models on MLX."""
 
 
-for command in (serve, chat, generate, models, doctor):
+for command in (serve.serve, chat.chat, generate.generate, models.models, doctor.doctor):
     app.command()(command)
 
 
@@ -71,8 +65,7 @@ def main() -> None:
         sys.exit(2 if isinstance(error, ConfigError) else 1)
     except KeyboardInterrupt:
         sys.exit(130)
-    except (
-        BrokenPipeError
-    ):  # who read our output has seen enough; the interpreter's last flush must not fail too
+    except BrokenPipeError:
+        # The reader of our output is gone; the flush at exit must not fail too.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)

@@ -32,7 +32,7 @@ def chat(
 
     treadle chat
 
-    treadle chat gemma3-270m --system "Answer in one sentence." --temperature 0
+    treadle chat ./my-model --system "Answer in one sentence." --temperature 0
     """
     from treadle.cli.session import opened
 

@@ -8,6 +8,7 @@ import typer
 
 from treadle import runtime
 from treadle.cli import options
+from treadle.cli.listener import listen
 from treadle.cli.options import DEFAULTS
 from treadle.config import Config
 
@@ -59,7 +60,8 @@ def serve(
     treadle serve gemma3-270m --port 9000 --max-rows 4
     """
     config = Config.of(**locals())
-    runtime.prepare()  # before anything imports MLX
-    from treadle.cli.server import run
+    with listen(config.host, config.port) as listener:
+        runtime.prepare()  # before anything imports MLX
+        from treadle.cli.server import run
 
-    run(config)
+        run(config, listener)

@@ -104,13 +104,17 @@ def opened(config: Config) -> Iterator[Session]:
 
     engine = Engine(lambda: load_model(source, config.context_length), config)
     with asyncio.Runner() as runner:
-        engine.start()
         try:
             with waiting(f"Loading {source.name}"):
-                runner.run(settled(engine))
+                runner.run(_started(engine))
             yield Session(engine, runner)
         finally:
             runner.run(engine.stop())
+
+
+async def _started(engine: EnginePort) -> None:
+    engine.start()
+    await settled(engine)
 
 
 async def settled(engine: EnginePort) -> None:

@@ -22,8 +22,8 @@ def load_folder(
 ) -> tuple[Any, dict[str, Any], bool]:
     """The model, evaluated, its config, and whether quantised weights were expanded.
 
-    On a CPU all floats become float32 where that fits the rule of `hold_dense`; norms and the scales and biases
-    of packed weights always do, because MLX's packed kernels are hopelessly slow there with 16-bit floats.
+    On a CPU all floats become float32 where that fits the rule of `hold_dense`; norms and the scales and
+    biases of packed weights always do: MLX's packed kernels are hopelessly slow there with 16-bit floats.
 
     Raises:
         LoadError: one sentence on what is missing, damaged or not supported.

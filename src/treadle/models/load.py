@@ -1,4 +1,4 @@
-"""From files on disk to a model that is ready to serve: `load_model(source, context_length) -> LoadedModel`."""
+"""From files on disk to a model that is ready to serve: `load_model` makes a `LoadedModel`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from treadle import runtime
-from treadle.errors import ConfigError, LoadError
+from treadle.errors import ConfigError
 from treadle.models import gguf as gguf_file
 from treadle.models import gguf_model, gguf_tokenizer
 from treadle.models.folder_model import load_folder, load_folder_tokenizer, read_json
@@ -30,6 +30,7 @@ GGUF_SAMPLING = {
     "min_p": "min_p",
     "penalty_repeat": "repetition_penalty",
 }
+LENGTH_KEYS = ("max_position_embeddings", "max_sequence_length", "max_seq_len", "n_positions", "seq_length")
 FINGERPRINT_BYTES = 65536  # of each end of a weight file
 
 
@@ -64,7 +65,7 @@ def load_model(
 ) -> LoadedModel:
     """Load a model; runs on the engine thread and takes seconds to minutes.
 
-    `context_length` in tokens lowers what the model was trained for. `weights` says how quantised ones are held.
+    `context_length` in tokens lowers what the model was trained for; `weights`: how quantised ones are held.
 
     Raises:
         LoadError: one sentence on what is missing, damaged or not supported.
@@ -117,20 +118,17 @@ def sampling_defaults(generation: dict[str, Any]) -> dict[str, float]:
     return {key: generation[key] for key in SAMPLING_DEFAULTS if generation.get(key) is not None}
 
 
-def _text_config(config: dict[str, Any], key: str) -> int | None:
+def _number(config: dict[str, Any], key: str) -> int | None:
     """A whole number of the config, or of its `text_config`."""
     value = config.get(key) or (config.get("text_config") or {}).get(key)
     return value if isinstance(value, int) else None
 
 
 def _context_length(config: dict[str, Any], wanted: int | None) -> int:
-    trained = _text_config(config, "max_position_embeddings")
+    found = [value for key in LENGTH_KEYS if (value := _number(config, key)) is not None]
+    trained = found[0] if found else wanted
     if trained is None:
-        trained = _text_config(config, "max_sequence_length") or wanted
-    if trained is None:
-        raise ConfigError(
-            "The model does not say its context length; set context_length.", param="context_length"
-        )
+        raise ConfigError("The model names no context length: set context_length.", param="context_length")
     if wanted is not None and wanted > trained:
         raise ConfigError(
             f"context_length is {wanted} tokens, but the model was trained for {trained}.",
@@ -141,12 +139,12 @@ def _context_length(config: dict[str, Any], wanted: int | None) -> int:
 
 def _vocab_size(parts: _Parts) -> int:
     """The number of ids that the embedding has."""
-    size = _text_config(parts.config, "vocab_size")
+    size = _number(parts.config, "vocab_size")
     return size if size is not None else len(parts.tokenizer)
 
 
 def fingerprint(files: tuple[Path, ...], form: str) -> str:
-    """Sixteen hex digits from names, sizes and both ends of the weight files, and the form they are held in."""
+    """Hex digits from names, sizes and both ends of the weight files, and the form they are held in."""
     digest = hashlib.sha256(form.encode())
     for path in files:
         size = path.stat().st_size

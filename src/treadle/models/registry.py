@@ -67,7 +67,7 @@ SMOLLM2 = PackagedModel(
 
 GEMMA3_270M = PackagedModel(
     name="gemma3-270m",
-    about="Gemma 3 270M, Q4_K_M: small, with sliding-window layers",
+    about="Gemma 3 270M, Q4_K_M: a base model (no chat) with sliding-window layers",
     licence="Gemma terms of use",
     filename="gemma-3-270m-q4_k_m.gguf",
     size=253_113_024,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-# Tokens that end a turn in some chat template; they count where they are special and the template writes them.
+# Tokens that end a turn in some chat template; they count where special and written by the template.
 TURN_ENDERS = (
     "<|im_end|>",
     "<|eot_id|>",
@@ -25,7 +25,7 @@ CHANNEL, CHANNEL_END = "<|channel|>", "<|end|>"
 
 
 def stop_ids(tokenizer: Any, config: dict[str, Any], generation: dict[str, Any]) -> frozenset[int]:
-    """The union of what tokenizer, config (also `text_config`), generation config and chat template end with."""
+    """What tokenizer, config (also its `text_config`), generation config and chat template end with."""
     text_config = config.get("text_config") or {}
     found = {tokenizer.eos_token_id} if tokenizer.eos_token_id is not None else set()
     for declared in (config, text_config, generation):

@@ -1,10 +1,12 @@
 """Incremental decoding: token ids in, text out, as early as it is certain and never earlier.
 
 Rules:
-- A character (code point) whose bytes are spread over tokens is emitted when it is complete. Bytes that can never become
-  a character turn into one U+FFFD at once and block nothing; an incomplete tail at the end turns into one U+FFFD.
-- The text continues another text: a first token " Paris" yields " Paris". `tokenizer.decode` of the same ids strips
-  that space for SentencePiece tokenizers (Metaspace, Strip); this is the only difference for valid text.
+- A character (code point) whose bytes are spread over tokens is emitted when it is complete. Bytes that can
+  never become a character turn into one U+FFFD at once and block nothing; an incomplete tail at the end
+  turns into one U+FFFD.
+- The text continues another text: a first token " Paris" yields " Paris". `tokenizer.decode` of the same ids
+  strips that space for SentencePiece tokenizers (Metaspace, Strip); this is the only difference for valid
+  text.
 - In a run of byte-fallback tokens that is not UTF-8 the valid characters are kept, where `tokenizer.decode`
   replaces the whole run.
 - Ids that the tokenizer does not know yield nothing, as in `tokenizer.decode`.
@@ -12,7 +14,6 @@ Rules:
 
 from __future__ import annotations
 
-import os.path
 from codecs import getincrementaldecoder
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
@@ -88,8 +89,9 @@ class _TablePath:
 class _WindowPath:
     """The tokenizer decodes the last few tokens with and without the new one; the difference is new text.
 
-    Exact for decoders that look back at most `WINDOW` tokens and never change text already decoded. What ends in
-    U+FFFD waits for up to four tokens, for it may still become a character. The window is cut between characters only.
+    Exact for decoders that look back at most `WINDOW` tokens and never change text already decoded. What
+    ends in U+FFFD waits for up to four tokens, for it may still become a character. The window is cut
+    between characters only.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, pieces: Pieces, keep_special: bool) -> None:
@@ -110,27 +112,38 @@ class _WindowPath:
         return "".join([self._push_one(i) for i in known])
 
     def finish(self) -> str:
-        return self._release(self._decode(self._context + self._held)) if self._held else ""
+        return self._release(len(self._held)) if self._held else ""
 
     def _push_one(self, token: int) -> str:
         self._held.append(token)
         text = self._decode(self._context + self._held)
-        if text.endswith(REPLACEMENT) and len(self._held) < LONGEST_CHAR:
-            return ""
-        return self._release(text)
+        if not text.endswith(REPLACEMENT):
+            return self._release(len(self._held))
+        return "" if len(self._held) < LONGEST_CHAR else self._release(self._settled(text))
 
-    def _release(self, text: str) -> str:
-        new = text[len(os.path.commonprefix((self._base, text))) :]
-        self._groups = [*self._groups, self._held][-WINDOW:]
+    def _settled(self, text: str) -> int:
+        """How many held tokens stand for text that stays; the oldest is in no incomplete end any more."""
+        counts = range(1, len(self._held))
+        stays = (n for n in counts if text.startswith(self._decode(self._context + self._held[:n])))
+        return next(stays, len(self._held))
+
+    def _release(self, count: int) -> str:
+        group, self._held = self._held[:count], self._held[count:]
+        text = self._decode(self._context + group)
+        new = text[_common(self._base, text) :]
+        self._groups = [*self._groups, group][-WINDOW:]
         self._context = [token for group in self._groups for token in group]
-        self._held = []
         self._base = self._decode(self._context)
         return new
 
     def _decode(self, ids: list[int]) -> str:
-        return str(
-            self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        )
+        return str(self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+
+def _common(a: str, b: str) -> int:
+    """The length of the common prefix."""
+    differ = (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y)
+    return next(differ, min(len(a), len(b)))
 
 
 def piece_bytes(tokenizer: PreTrainedTokenizerBase, token: int) -> bytes:

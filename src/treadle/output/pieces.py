@@ -1,7 +1,7 @@
 """The bytes that each token id stands for, read once from a tokenizer's own decoder.
 
-Most decoders treat each token alone (byte-level BPE, SentencePiece with byte fallback); for those, text is the joined
-bytes of the tokens. A decoder that looks at neighbours (WordPiece, CTC, ...) has no such table.
+Most decoders treat each token alone (byte-level BPE, SentencePiece with byte fallback); for those, text is
+the joined bytes of the tokens. A decoder that looks at neighbours (WordPiece, CTC, ...) has no such table.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ from functools import reduce
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
+
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -34,8 +37,8 @@ def byte_of_char() -> dict[str, int]:
 
 
 BYTE_OF_CHAR = byte_of_char()
-# For str.translate: stand-ins become latin-1 characters, other latin-1 characters become one that latin-1 lacks.
-_TO_LATIN = {code: 0xFFFF for code in range(256)} | {ord(char): byte for char, byte in BYTE_OF_CHAR.items()}
+# For str.translate: stand-ins become latin-1 characters; other latin-1 characters one that latin-1 lacks.
+_TO_LATIN = dict.fromkeys(range(256), 0xFFFF) | {ord(char): byte for char, byte in BYTE_OF_CHAR.items()}
 
 
 def byte_level_piece(token: str) -> bytes:
@@ -68,11 +71,12 @@ def _spelling(step: dict[str, Any]) -> StepOf | None:
 
 def _only_joins(step: dict[str, Any]) -> bool:
     """Whether a step leaves the middle of a text alone: joining, or stripping where the text begins."""
-    return step["type"] == "Fuse" or (step["type"] == "Strip" and step["stop"] == 0)
+    kind = step["type"]
+    return kind == "Fuse" or (kind == "Strip" and int(step["stop"]) == 0)
 
 
 def piece_function(decoder: dict[str, Any] | None) -> PieceOf | None:
-    """How this decoder (as in tokenizer.json) spells one token inside a text; None if tokens are not independent."""
+    """How this decoder (as in tokenizer.json) spells one token in a text; None if neighbours matter."""
     if decoder is None:
         return None
     steps = list(decoder["decoders"]) if decoder["type"] == "Sequence" else [decoder]
@@ -114,11 +118,21 @@ class Pieces:
     def _build(self, tokenizer: PreTrainedTokenizerBase) -> list[bytes] | None:
         if not tokenizer.is_fast:
             return None
-        spell = piece_function(json.loads(tokenizer.backend_tokenizer.to_str())["decoder"])
+        spell = piece_function(_decoder_of(tokenizer))
         return None if spell is None else [b"" if s is None else spell(s) for s in self.strings]
 
     def _without_special(self, table: Sequence[bytes]) -> list[bytes]:
         return [b"" if i in self.special else piece for i, piece in enumerate(table)]
+
+
+def _decoder_of(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any] | None:
+    """The decoder as tokenizer.json writes it, without writing the vocabulary (seconds for large ones)."""
+    bare = Tokenizer(BPE())
+    if tokenizer.backend_tokenizer.decoder is None:
+        return None
+    bare.decoder = tokenizer.backend_tokenizer.decoder
+    decoder: dict[str, Any] = json.loads(bare.to_str())["decoder"]
+    return decoder
 
 
 def _decode(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], skip_special: bool = False) -> str:
@@ -142,7 +156,9 @@ def _samples(pieces: Pieces, table: Sequence[bytes], draw: random.Random) -> lis
     the tokenizer's decoder replaces the whole run.
     """
     strings = pieces.strings
-    byte_ids = {table[i]: i for i, s in enumerate(strings) if s and BYTE_TOKEN.fullmatch(s) and len(table[i]) == 1}
+    byte_ids = {
+        table[i]: i for i, s in enumerate(strings) if s and BYTE_TOKEN.fullmatch(s) and len(table[i]) == 1
+    }
     raw = set(byte_ids.values())
     plain = [i for i, s in enumerate(strings) if s is not None and i not in raw]
     samples = [[draw.choice(plain) for _ in range(draw.randint(1, 24))] for _ in range(48)] if plain else []
@@ -170,7 +186,7 @@ _lock = Lock()
 
 
 def pieces_of(tokenizer: PreTrainedTokenizerBase) -> Pieces:
-    """The pieces of this tokenizer, made at the first call (a moment for large vocabularies) and kept with it."""
+    """The pieces of this tokenizer, made at the first call (a moment) and kept with it."""
     with _lock:
         if tokenizer not in _made:
             _made[tokenizer] = Pieces(tokenizer)

@@ -11,9 +11,9 @@ from treadle.errors import BadRequest
 class StopMatcher:
     """Cuts a streamed text where the first of several stop strings is complete.
 
-    The match that is complete first wins; of those complete at the same character, the longest, so the text is cut
-    earliest. The stop string is never emitted. Held back is exactly the longest suffix that may still become a stop string;
-    everything before it is emitted at once. Time is linear in the text.
+    The match that is complete first wins; of those complete at the same character, the longest, so the text
+    is cut earliest. The stop string is never emitted. Held back is exactly the longest suffix that may still
+    become a stop string; everything before it is emitted at once. Time is linear in the text.
 
     Raises BadRequest for an empty string.
     """

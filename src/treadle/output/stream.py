@@ -1,4 +1,5 @@
-"""The output pipeline of one sequence: ids -> text -> stop strings -> events. Pure but for `events` and `collect`.
+"""The output pipeline of one sequence: ids -> text -> stop strings -> events. Pure but for `events` and
+`collect`.
 
 Later stages (reasoning, tool calls) sit between the stop strings and the events and speak the same `Event`.
 """
@@ -33,9 +34,10 @@ class Kind(StrEnum):
 class Event:
     """One piece of an answer.
 
-    Text events: `text` (never empty, except for one just before `done` when the last tokens have no text of their own),
-    and the tokens whose text ends in it: `ids`, `logprobs` (one per id if asked for), `offsets` (characters of the
-    answer before each id). Progress: `prefilled`. Done: `finish`, and `stop_string` or `stop_id`, `usage`, `error`.
+    Text events: `text` (never empty, except for one just before `done` when the last tokens have no text of
+    their own), and the tokens whose text ends in it: `ids`, `logprobs` (one per id if asked for), `offsets`
+    (characters of the answer before each id). Progress: `prefilled`. Done: `finish`, and `stop_string` or
+    `stop_id`, `usage`, `error`.
     """
 
     kind: Kind
@@ -64,13 +66,17 @@ class _Token:
 class TextStream:
     """Turns the outputs of one sequence into events; any number of tokens per output.
 
-    Joined over all outputs, texts, ids and logprobs do not depend on how the tokens were grouped.
-    When a stop string matches, `stopped` turns true: the caller should abort the sequence and go on pushing until the
-    output with `finish`, which gives the `done` event. Tokens after the match are dropped.
+    Joined over all outputs, texts, ids and logprobs do not depend on how the tokens were grouped. When a
+    stop string matches, `stopped` turns true: the caller should abort the sequence and go on pushing until
+    the output with `finish`, which gives the `done` event. Tokens after the match are dropped.
     """
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, stop_strings: Sequence[str] = (), *, keep_special: bool = False
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        stop_strings: Sequence[str] = (),
+        *,
+        keep_special: bool = False,
     ) -> None:
         self._detokeniser = Detokeniser(tokenizer, keep_special=keep_special)
         self._stops = StopMatcher(stop_strings)
@@ -121,7 +127,7 @@ class TextStream:
         return text + self._stops.finish()
 
     def _release(self, text: str) -> list[Event]:
-        """One text event with the tokens whose text is out; at a stop string also the token that the cut splits."""
+        """One text event with the tokens whose text is out, also the one that a stop string's cut splits."""
         self._emitted += len(text)
         out: list[_Token] = []
         while self._waiting and self._waiting[0].end <= self._emitted:
@@ -139,7 +145,11 @@ class TextStream:
         """A stop string wins over how the engine ended; its usage counts the tokens up to the match."""
         if not self.stopped:
             return Event(
-                Kind.DONE, finish=output.finish, stop_id=output.stop_id, usage=output.usage, error=output.error
+                Kind.DONE,
+                finish=output.finish,
+                stop_id=output.stop_id,
+                usage=output.usage,
+                error=output.error,
             )
         usage = output.usage and replace(output.usage, completion_tokens=self._used)
         return Event(Kind.DONE, finish=Finish.STOP, stop_string=self._stops.matched, usage=usage)
@@ -150,8 +160,9 @@ async def events(
 ) -> AsyncIterator[Event]:
     """The events of one sequence, ending with exactly one `done`.
 
-    `abort` is called at most once: as soon as a stop string matches, or when the consumer leaves early (or is cancelled) while
-    the sequence still runs. After a stop string the text is out at once and `done` follows when the engine has let go.
+    `abort` is called at most once: as soon as a stop string matches, or when the consumer leaves early (or
+    is cancelled) while the sequence still runs. After a stop string the text is out at once and `done`
+    follows when the engine has let go.
     """
     running = True
     try:

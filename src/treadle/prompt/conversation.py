@@ -1,8 +1,9 @@
 """A client's chat messages as the plain dicts that chat templates read.
 
-Rules: `developer` is `system`; `function` is `tool`. Content becomes one string: parts are joined by a line break, null or
-missing content of an assistant or tool message is "". Tool-call arguments become objects with the client's key order;
-arguments that are not a JSON object stay the string they were. Unknown keys of a message are dropped.
+Rules: `developer` is `system`; `function` is `tool`. Content becomes one string: parts are joined by a line
+break, null or missing content of an assistant or tool message is "". Tool-call arguments become objects with
+the client's key order; arguments that are not a JSON object stay the string they were. Unknown keys of a
+message are dropped.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ def _message(message: Mapping[str, Any], param: str) -> Message:
     role = ROLES.get(message.get("role", ""))
     if role is None:
         raise BadRequest(
-            f"A message's role must be one of {', '.join(ROLES)}, not {message.get('role')!r}.", param=f"{param}.role"
+            f"A message's role must be one of {', '.join(ROLES)}, not {message.get('role')!r}.",
+            param=f"{param}.role",
         )
     plain: Message = {"role": role, "content": _content(message.get("content"), role, f"{param}.content")}
     plain |= {key: message[key] for key in KEPT if message.get(key) is not None}

@@ -1,8 +1,9 @@
-"""Where a prompt may be cut before encoding, and what was encoded before (design 3.2: the cache begins at the text).
+"""Where a prompt may be cut before encoding, and what was encoded before (design 3.2: the cache begins at
+the text).
 
-A tokenizer splits text at its added tokens before anything else and encodes the pieces on their own. So in front of an added
-token a text can be cut and its parts encoded apart, if no other added token can reach over the cut. Then a conversation that
-grows needs only its new end encoded.
+A tokenizer splits text at its added tokens before anything else and encodes the pieces on their own. So in
+front of an added token a text can be cut and its parts encoded apart, if no other added token can reach over
+the cut. Then a conversation that grows needs only its new end encoded.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ MAX_CONVERSATIONS = 32  # whole texts compared per look-up
 def cut_tokens(added: Iterable[AddedToken], template: str) -> list[str]:
     """Added tokens in front of which a text may always be cut, those in the chat template first.
 
-    Wherever such a token stands, the tokenizer begins a match there, whatever the text before: no added token overlaps its
-    start from the left or strips white space over it, no match there strips white space before it, and no added token
-    of this tokenizer depends on the characters beside it (`single_word`).
+    Wherever such a token stands, the tokenizer begins a match there, whatever the text before: no added
+    token overlaps its start from the left or strips white space over it, no match there strips white space
+    before it, and no added token of this tokenizer depends on the characters beside it (`single_word`).
     """
     raw = [token for token in added if not token.normalized and token.content]
     if any(token.single_word for token in raw):
@@ -50,8 +51,15 @@ def cut_tokens(added: Iterable[AddedToken], template: str) -> list[str]:
         strips = text[0].isspace() or any(other.startswith(text) for other in stripping)
         return not overlapped and not strips
 
-    ranked = sorted((t for t in raw if t.special), key=lambda t: (t.content not in template, t.content))
-    return [t.content for t in ranked if cuts(t.content)][:MAX_CUT_TOKENS]
+    def rank(text: str) -> tuple[bool, bool, str]:
+        return (
+            text not in template,
+            any(char.isdigit() for char in text),
+            text,
+        )  # the unused ones are numbered
+
+    special = sorted((token.content for token in raw if token.special), key=rank)
+    return [text for text in special if cuts(text)][:MAX_CUT_TOKENS]
 
 
 class Cutter:
@@ -77,7 +85,10 @@ class Cutter:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """One encoded text: ids[offsets[i]:] are the ids of text[cuts[i]:]. `cuts[0] == 0`."""
+    """One encoded text: ids[offsets[i]:] are the ids of text[cuts[i]:].
+
+    `cuts` begin with 0 and end with the length, which is a cut for a text that goes on with a cut token.
+    """
 
     text: str
     ids: Ids
@@ -89,7 +100,7 @@ class Conversation:
         return sys.getsizeof(self.text) + self.ids.nbytes + 72 * len(self.cuts)
 
     def shared_cuts(self, text: str, cutter: Cutter) -> int:
-        """How many of `cuts` lie in a prefix shared with `text` and are cuts there too; at least 1 (the start)."""
+        """How many of `cuts` lie in a prefix shared with `text` and are cuts there too; at least 1."""
         low, step, last = 0, 1, len(self.cuts) - 1
         while low < last and step:  # gallop to the deepest cut before which the two texts are equal
             probe = min(low + step, last)
@@ -101,6 +112,9 @@ class Conversation:
         while low > 0 and not cutter.at(text, self.cuts[low]):
             low -= 1
         return low + 1
+
+
+NOTHING = Conversation("", np.empty(0, np.int64), [0], [0])
 
 
 @dataclass(slots=True)
@@ -156,28 +170,26 @@ class Memo:
     def encode(self, text: str) -> Ids:
         """The ids of `text`, read-only [num_tokens]; only what is new is encoded."""
         known, kept = self._longest(text)
-        start = known.cuts[kept - 1] if known else 0
-        offset = known.offsets[kept - 1] if known else 0
+        start, offset = known.cuts[kept - 1], known.offsets[kept - 1]
         cuts = self._cutter.cuts(text, start)
-        bounds = [start, *cuts, len(text)]
-        parts = self._parts([text[a:b] for a, b in pairwise(bounds)])
-        head = known.ids[:offset] if known else np.empty(0, np.int64)
-        ids = np.concatenate([head, *parts])
+        parts = self._parts([text[a:b] for a, b in pairwise([start, *cuts, len(text)])])
+        ids = np.concatenate([known.ids[:offset], *parts])
         ids.flags.writeable = False
-        lengths = np.cumsum([offset, *(part.size for part in parts)])[:-1].tolist()
-        before = (known.cuts[: kept - 1], known.offsets[: kept - 1]) if known else ([], [])
-        made = Conversation(text, ids, [*before[0], start, *cuts], [*before[1], *lengths])
-        self._remember(made, known if known and kept == len(known.cuts) else None)
+        ends = np.cumsum([offset, *(part.size for part in parts)]).tolist()
+        made = Conversation(
+            text, ids, [*known.cuts[:kept], *cuts, len(text)], [*known.offsets[: kept - 1], *ends]
+        )
+        self._remember(made, known if kept >= len(known.cuts) - 1 else None)
         return ids
 
-    def _longest(self, text: str) -> tuple[Conversation | None, int]:
+    def _longest(self, text: str) -> tuple[Conversation, int]:
         """The conversation sharing most with `text`, and how many of its cuts are shared."""
         with self._lock:
             candidates = list(self._conversations)
-        best, kept = None, 0
+        best, kept = NOTHING, 1
         for conversation in candidates:
             shared = conversation.shared_cuts(text, self._cutter)
-            if best is None or conversation.cuts[shared - 1] > best.cuts[kept - 1]:
+            if conversation.cuts[shared - 1] > best.cuts[kept - 1]:
                 best, kept = conversation, shared
         return best, kept
 

@@ -1,11 +1,12 @@
 """Messages to prompt text, through the model's own chat template in transformers' sandboxed environment.
 
 Rules:
-- A last message of the assistant (without tool calls) is continued: the prompt ends inside it. Otherwise the template's
-  generation prompt is added.
-- When the template refuses the messages, it is tried again with merged messages: first later system messages become user
-  messages and neighbours of one role are joined by an empty line; if that is refused too, the leading system message
-  is put in front of the first user message. If nothing helps, the error is the template's first message.
+- A last message of the assistant (without tool calls) is continued: the prompt ends inside it. Otherwise the
+  template's generation prompt is added.
+- When the template refuses the messages, it is tried again with merged messages: first later system messages
+  become user messages and neighbours of one role are joined by an empty line; if that is refused too, the
+  leading system message is put in front of the first user message. If nothing helps, the error is the
+  template's first message.
 """
 
 from __future__ import annotations
@@ -23,18 +24,42 @@ if TYPE_CHECKING:
 Message = dict[str, Any]
 
 RESERVED = frozenset(
-    "add_generation_prompt chat_template continue_final_message conversation documents max_length messages model padding "
-    "return_assistant_tokens_mask return_dict return_tensors sanitize_control_tokens tokenize tokenizer_kwargs tools "
-    "truncation".split()
+    {
+        "add_generation_prompt",
+        "chat_template",
+        "continue_final_message",
+        "conversation",
+        "documents",
+        "max_length",
+        "messages",
+        "model",
+        "padding",
+        "return_assistant_tokens_mask",
+        "return_dict",
+        "return_tensors",
+        "sanitize_control_tokens",
+        "tokenize",
+        "tokenizer_kwargs",
+        "tools",
+        "truncation",
+    }
 )
 # What a template's own code can raise while it renders.
-TEMPLATE_FAULTS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
+TEMPLATE_FAULTS = (
+    TemplateError,
+    TypeError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+)
 JOINT = "\n\n"
 MAX_REASON = 300
 
 
 def check_kwargs(kwargs: Mapping[str, Any], *, param: str = "chat_template_kwargs") -> dict[str, Any]:
-    """A client's template variables, safe to hand to `render`. Raises BadRequest for names that are not the client's."""
+    """A client's template variables, safe to hand to `render`. Raises BadRequest for reserved names."""
     for name in kwargs:
         if name in RESERVED:
             raise BadRequest(f"{name!r} is not a variable of the chat template.", param=f"{param}.{name}")
@@ -51,11 +76,12 @@ def render(
     model: str = "This model",
     **kwargs: Any,
 ) -> str:
-    """The prompt text of normalised messages; deterministic for one tokenizer (but for a template that asks the date).
+    """The prompt text of normalised messages; deterministic for one tokenizer (but for a template that asks
+    the date).
 
-    `kwargs` reach the template as variables (`enable_thinking`, ...). Raises BadRequest: no chat template, tools for a
-    template without them, a reserved variable, or messages that the template refuses. Check a client's variables with
-    `check_kwargs` before they become keyword arguments.
+    `kwargs` reach the template as variables (`enable_thinking`, ...). Raises BadRequest: no chat template,
+    tools for a template without them, a reserved variable, or messages that the template refuses. Check a
+    client's variables with `check_kwargs` before they become keyword arguments.
     """
     variables = check_kwargs(kwargs)
     if not tokenizer.chat_template:
@@ -88,7 +114,7 @@ def attempts(messages: Sequence[Message]) -> Iterator[list[Message]]:
 
 
 def merge(messages: Sequence[Message]) -> list[Message]:
-    """Join neighbours of one role: contents by an empty line, tool calls in order. Tool results stay apart."""
+    """Join neighbours of one role: contents by an empty line, tool calls in order; not tool results."""
     merged: list[Message] = []
     for message in messages:
         if merged and merged[-1]["role"] == message["role"] != "tool":

@@ -1,7 +1,7 @@
 """Prompt text to token ids, fast for conversations that grow.
 
-The memo (`memo.py`) is used only for tokenizers on which a battery of texts proves that cutting changes nothing;
-all others are encoded in full, and `Encoder.memoised` says which.
+The memo (`memo.py`) is used only for tokenizers on which a battery of texts proves that cutting changes
+nothing; all others are encoded in full, and `Encoder.memoised` says which.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ log = logging.getLogger(__name__)
 
 MEMO_BYTES = 64 * 2**20
 BATTERY = (
-    "", " ", "  ", "\n", "\n\n", "\t", "a", " a", "a ", "Hello world", " leading", "trailing ", "two  spaces", "a\n\nb\n",
-    "'s", "don't", "12345", "A.B,c!", "<", "<|", "|>", "</s", "▁", "é", "e\u0301", "ﬁ", "İ", "日本語", "👩‍👩‍👧", "\u200b", "\x00",
-    "user\n", "def f(x):\n    return x\n",
+    "", " ", "  ", "\n", "\n\n", "\t", "a", " a", "a ", "Hello world", " leading", "trailing ",
+    "two  spaces", "a\n\nb\n", "'s", "don't", "12345", "A.B,c!", "<", "<|", "|>", "</s", "▁", "é",
+    "e\u0301", "ﬁ", "İ", "日本語", "👩‍👩‍👧", "\u200b", "\x00", "user\n", "def f(x):\n    return x\n",
 )  # fmt: skip
 
 
@@ -51,28 +51,30 @@ class Encoder:
     def encode(self, text: str, add_special_tokens: bool) -> Ids:
         """The ids of `text`, int64 [num_tokens], read-only.
 
-        `add_special_tokens`: as the tokenizer does for a text by itself (BOS, mostly); False for chat prompts, whose template
-        writes them. A BOS that the text itself begins with is not doubled. Raises BadRequest for text that is no Unicode.
+        `add_special_tokens`: as the tokenizer does for a text by itself (BOS, mostly); False for chat
+        prompts, whose template writes them. A BOS that the text itself begins with is not doubled. Raises
+        BadRequest for text that is no Unicode.
         """
         if self._memo is None:
-            return self._undoubled(self.encode_in_full(text, add_special_tokens), text, add_special_tokens)
-        ids = self._memo.encode(text)
-        return self._undoubled(self._around(ids), text, True) if add_special_tokens else ids
+            ids = self.encode_in_full(text, add_special_tokens)
+        else:
+            ids = self._memo.encode(text)
+            ids = self._around(ids) if add_special_tokens else ids
+        return self._undoubled(ids) if add_special_tokens else ids
 
     def encode_in_full(self, text: str, add_special_tokens: bool) -> Ids:
         """What transformers gives, through its own call; the reference that the memo must equal."""
         _check_unicode(text)
         with self._lock:
-            ids = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+            ids = self._tokenizer.encode(text, add_special_tokens=add_special_tokens, verbose=False)
         return _frozen(np.asarray(ids, np.int64))
 
     def _around(self, ids: Ids) -> Ids:
         return _frozen(np.concatenate([self._before, ids, self._after]))
 
-    def _undoubled(self, ids: Ids, text: str, add_special_tokens: bool) -> Ids:
-        bos, token = self._tokenizer.bos_token_id, self._tokenizer.bos_token
-        doubled = add_special_tokens and bos is not None and ids[:2].tolist() == [bos, bos]
-        return ids[1:] if doubled and text.startswith(token) else ids
+    def _undoubled(self, ids: Ids) -> Ids:
+        bos = self._tokenizer.bos_token_id
+        return ids[1:] if bos is not None and ids[:2].tolist() == [bos, bos] else ids
 
     def _encode_many(self, texts: Sequence[str]) -> list[Ids]:
         """Each text on its own, no special tokens around it; other Python threads run meanwhile."""
@@ -85,7 +87,9 @@ class Encoder:
         """Set the memo up; the reason if this tokenizer cannot have one."""
         if not self._tokenizer.is_fast:
             return "the tokenizer is not a fast one"
-        tokens = cut_tokens(self._tokenizer.added_tokens_decoder.values(), str(self._tokenizer.chat_template or ""))
+        tokens = cut_tokens(
+            self._tokenizer.added_tokens_decoder.values(), str(self._tokenizer.chat_template or "")
+        )
         if not tokens:
             return "it has no special token that text can be cut at"
         # The call also sets the tokenizer's truncation and padding off, as the memo needs them.
@@ -112,7 +116,7 @@ class Encoder:
 
 
 def battery(tokens: Sequence[str]) -> Iterator[str]:
-    """Texts that would show an effect of cutting: each text after each kind of neighbour, and seeded mixtures."""
+    """Texts that would show an effect of cutting: each text beside a cut, and seeded mixtures."""
     draw = random.Random(0)
     filler = "x" * 70  # long enough that the cuts are not skipped
     for text in BATTERY:
