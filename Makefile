@@ -44,7 +44,7 @@ clean:
 python:
 	@test -n "$(PYTHON)" || { echo "Treadle needs Python 3.11 or newer; install it or pass PYTHON=/path/to/python." >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
-		|| { echo "Treadle needs Python 3.11 or newer; $(PYTHON) is `$(PYTHON) --version 2>&1`." >&2; exit 1; }
+		|| { echo "Treadle needs Python 3.11 or newer; $(PYTHON) is `$(PYTHON) --version 2>&1 | head -1`." >&2; exit 1; }
 
 # Installed again when pyproject.toml changes, in place.
 $(VENV)/.installed-$(BUILD): pyproject.toml | python

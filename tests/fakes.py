@@ -32,7 +32,9 @@ def mix(x: Any) -> Any:
 class HashModel:
     """`kinds` names the layers: "rows", "window" (of `window` tokens) or "state"."""
 
-    def __init__(self, kinds: tuple[str, ...] = ("rows", "rows"), window: int = 8, context: int = 512) -> None:
+    def __init__(
+        self, kinds: tuple[str, ...] = ("rows", "rows"), window: int = 8, context: int = 512
+    ) -> None:
         self.kinds = kinds
         self.window = window
         self.caps = Caps(
@@ -60,7 +62,7 @@ class HashModel:
         return (scores >> 12).astype(mx.float32) / 2**17
 
     def _attend(self, h: Any, layer: Any, kind: str, number: int) -> Any:
-        rows, n = h.shape
+        n = h.shape[1]
         mask = layer.make_mask(n, window_size=self.window if kind == "window" else None, return_array=False)
         offset = layer.offset
         start = offset[:, None] if isinstance(offset, mx.array) else offset

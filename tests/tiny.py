@@ -59,7 +59,12 @@ MAMBA = {
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "attention": {"model_type": "llama"},
-    "window": {"model_type": "gemma3_text", "sliding_window": 8, "sliding_window_pattern": 2, "query_pre_attn_scalar": 8},
+    "window": {
+        "model_type": "gemma3_text",
+        "sliding_window": 8,
+        "sliding_window_pattern": 2,
+        "query_pre_attn_scalar": 8,
+    },
     "sinks": {
         "model_type": "gpt_oss",
         "num_local_experts": 4,

@@ -32,7 +32,15 @@ class Config:
     log_prompts: bool = False
 
     def __post_init__(self) -> None:
-        positive = ("port", "max_rows", "max_waiting", "prefill_chunk", "prefill_stall_s", "keepalive_s", "max_body_mb")
+        positive = (
+            "port",
+            "max_rows",
+            "max_waiting",
+            "prefill_chunk",
+            "prefill_stall_s",
+            "keepalive_s",
+            "max_body_mb",
+        )
         for key in positive:
             if getattr(self, key) <= 0:
                 raise ConfigError(f"{key} must be positive, not {getattr(self, key)}.", param=key)
@@ -41,9 +49,13 @@ class Config:
             if value is not None and value <= 0:
                 raise ConfigError(f"{key} must be positive, not {value}.", param=key)
         if not 0 < self.prefill_share < 1:
-            raise ConfigError(f"prefill_share must lie between 0 and 1, not {self.prefill_share}.", param="prefill_share")
+            raise ConfigError(
+                f"prefill_share must lie between 0 and 1, not {self.prefill_share}.", param="prefill_share"
+            )
         if self.on_busy not in BUSY_MODES:
-            raise ConfigError(f"on_busy must be one of {', '.join(BUSY_MODES)}, not {self.on_busy!r}.", param="on_busy")
+            raise ConfigError(
+                f"on_busy must be one of {', '.join(BUSY_MODES)}, not {self.on_busy!r}.", param="on_busy"
+            )
         if self.port > 65535:
             raise ConfigError(f"port must be at most 65535, not {self.port}.", param="port")
 

@@ -9,6 +9,7 @@ class TreadleError(Exception):
     status = 500
     type = "server_error"
     code: str | None = None
+    retry_after_s: int | None = None  # sent as `Retry-After`
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -87,6 +88,39 @@ class MemoryRefused(TreadleError):
     status = 503
     type = "insufficient_memory_error"
     code = "insufficient_memory"
+    retry_after_s = 5
+
+
+class Cancelled(TreadleError):
+    """The request was ended by the cancel route while its client still listened."""
+
+    status = 499
+    type = "request_cancelled"
+    code = "request_cancelled"
+
+
+class TimedOut(TreadleError):
+    """The request ran longer than its `timeout` or the server's limit."""
+
+    status = 504
+    type = "timeout_error"
+    code = "request_timeout"
+
+
+class Preempted(TreadleError):
+    """A newer request ended this one (`on_busy` is `preempt`). Repeating it would end the newer one."""
+
+    status = 409
+    type = "request_cancelled"
+    code = "request_preempted"
+
+
+class ShuttingDown(TreadleError):
+    """The server stopped before the request was finished."""
+
+    status = 503
+    type = "server_error"
+    code = "shutting_down"
     retry_after_s = 5
 
 

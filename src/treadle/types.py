@@ -120,6 +120,26 @@ class Batching(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Footprint:
+    """What one sequence of a model occupies, in bytes."""
+
+    row_bytes: int = 0  # per token, in layers that keep all of them
+    windows: tuple[tuple[int, int], ...] = ()  # (most tokens held, bytes per token) of windowed layers
+    state_bytes: int = 0  # of recurrent layers, whatever the length
+    step_bytes: int = 0  # activations per token of a prefill chunk
+    score_bytes: int = 0  # and per token of the chunk times tokens before it, where attention is not fused
+
+    def rows(self, num_tokens: int) -> int:
+        """Bytes of a sequence of that length."""
+        windowed = sum(min(num_tokens, most) * size for most, size in self.windows)
+        return num_tokens * self.row_bytes + windowed + self.state_bytes
+
+    def chunk(self, num_tokens: int, context: int) -> int:
+        """Bytes of the activations of one chunk that attends over `context` tokens."""
+        return num_tokens * (self.step_bytes + context * self.score_bytes)
+
+
+@dataclass(frozen=True, slots=True)
 class Caps:
     """What a loaded model is, as data. Nobody probes with `hasattr`."""
 
@@ -129,6 +149,8 @@ class Caps:
     window: int | None = None
     batching: Batching = Batching.NEVER
     embeddings_in: bool = False  # the model takes `input_embeddings`
+    additive_masks: bool = False  # array masks are handed to attention as numbers, not as booleans
+    footprint: Footprint = field(default_factory=Footprint)
     why: str = ""  # the sentence behind `batching`
 
     @property

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.fakes import VOCAB, HashModel
 
+from tests.fakes import VOCAB, HashModel
 from treadle.cache import columns
 from treadle.cache.layers import Layers
 from treadle.models.capabilities import forward, new_layers
@@ -47,7 +47,9 @@ class Rows:
         logits = np.array(forward(self.model, pieces, self.layers))
         for row, piece in enumerate(pieces):
             self.tokens[row] += piece
-            np.testing.assert_array_equal(logits[row, len(piece) - 1], logits_alone(self.model, self.tokens[row]))
+            np.testing.assert_array_equal(
+                logits[row, len(piece) - 1], logits_alone(self.model, self.tokens[row])
+            )
 
     def drop(self, row: int) -> None:
         self.layers.drop(row)
@@ -72,7 +74,9 @@ tokens = st.integers(1, VOCAB - 1)
 @pytest.mark.parametrize("kinds", [("rows", "window"), ("window", "window"), ("state", "rows")], ids="+".join)
 @settings(max_examples=25)
 @given(data=st.data())
-def test_any_history_of_a_batch_reads_like_each_sequence_alone(kinds: tuple[str, ...], data: st.DataObject) -> None:
+def test_any_history_of_a_batch_reads_like_each_sequence_alone(
+    kinds: tuple[str, ...], data: st.DataObject
+) -> None:
     rows = Rows(HashModel(kinds, window=5))
     rows.join(data.draw(st.lists(tokens, min_size=1, max_size=30)))
     rewinds = "state" not in kinds

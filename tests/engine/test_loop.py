@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.fakes import STOP, VOCAB, HashModel, slow_twin
 
+from tests.fakes import STOP, VOCAB, HashModel, slow_twin
 from treadle.config import Config
 from treadle.engine.loop import Loop
 from treadle.models.capabilities import new_layers
@@ -56,7 +56,7 @@ class Run:
 
 def run_of(model: HashModel, **settings: object) -> Run:
     config = Config(**settings)  # type: ignore[arg-type]
-    return Run(Loop(model, model.caps, config, partial(new_layers, model, model.caps), Clock()))
+    return Run(Loop(model, model.caps, config, partial(new_layers, model, model.caps), clock=Clock()))
 
 
 def request_of(id: str, prompt: list[int], max_tokens: int | None = 12, **sampling: object) -> Request:
@@ -147,7 +147,9 @@ def test_a_seeded_row_gives_the_same_text_alone_and_beside_a_hot_row() -> None:
 
 def test_the_first_token_can_be_the_end() -> None:
     model = HashModel()
-    prompt = next([a, b] for a in range(1, 97) for b in range(1, 97) if not slow_twin(model, request_of("x", [a, b]), 9))
+    prompt = next(
+        [a, b] for a in range(1, 97) for b in range(1, 97) if not slow_twin(model, request_of("x", [a, b]), 9)
+    )
     run = run_of(model)
     run.loop.submit(request_of("x", prompt))
     run.until_idle()

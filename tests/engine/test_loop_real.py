@@ -1,4 +1,4 @@
-"""Tiny real architectures through the loop: alone, in a batch, in chunks, the tokens are those of mlx-lm's own caches."""
+"""Tiny real architectures through the loop: in a batch, in chunks, the tokens are those of mlx-lm's own caches."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from functools import partial
 
 import numpy as np
 import pytest
+
 from tests.engine.test_loop import Clock, Run
 from tests.fakes import slow_twin
 from tests.tiny import CONFIGS, GOOD, VOCAB, tiny
-
 from treadle.config import Config
 from treadle.engine.loop import Loop
 from treadle.models.capabilities import new_layers
@@ -19,7 +19,7 @@ from treadle.types import Batching, Request, Sampling
 def run_of(name: str, **settings: object) -> Run:
     model, caps = tiny(name)
     config = Config(**settings)  # type: ignore[arg-type]
-    return Run(Loop(model, caps, config, partial(new_layers, model, caps), Clock()))
+    return Run(Loop(model, caps, config, partial(new_layers, model, caps), clock=Clock()))
 
 
 def prompts() -> list[Request]:

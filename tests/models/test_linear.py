@@ -6,8 +6,8 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
-from tests.tiny import COMMON
 
+from tests.tiny import COMMON
 from treadle.models.linear import FlatQuantizedLinear, flatten_rows
 from treadle.runtime import mlx_lm_module
 

@@ -13,51 +13,11 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from treadle.errors import (
-    BadRequest,
-    ContextLengthExceeded,
-    MemoryRefused,
-    NotReady,
-    QueueFull,
-    TreadleError,
-)
+from treadle.errors import BadRequest, Cancelled, ContextLengthExceeded, Preempted, TimedOut, TreadleError
 
 log = logging.getLogger(__name__)
 
 HTTP_CODES = {404: "unknown_url", 405: "method_not_allowed"}
-
-
-class Cancelled(TreadleError):
-    """The request was ended by the cancel route while its client still listened."""
-
-    status = 499
-    type = "request_cancelled"
-    code = "request_cancelled"
-
-
-class TimedOut(TreadleError):
-    """The request ran longer than its `timeout` or the server's limit."""
-
-    status = 504
-    type = "timeout_error"
-    code = "request_timeout"
-
-
-class Preempted(TreadleError):
-    """A newer request ended this one (`on_busy` is `preempt`). Repeating it would end the newer one."""
-
-    status = 409
-    type = "request_cancelled"
-    code = "request_preempted"
-
-
-class ShuttingDown(TreadleError):
-    """The server stopped before the request was finished."""
-
-    status = 503
-    type = "server_error"
-    code = "shutting_down"
-    retry_after_s = 5
 
 
 def error_body(error: TreadleError) -> dict[str, Any]:
@@ -76,7 +36,7 @@ def error_body(error: TreadleError) -> dict[str, Any]:
 def error_headers(error: TreadleError) -> dict[str, str]:
     """`Retry-After` where waiting helps; the SDKs are told not to repeat what was ended on purpose."""
     headers: dict[str, str] = {}
-    if isinstance(error, QueueFull | NotReady | MemoryRefused | ShuttingDown):
+    if error.retry_after_s is not None:
         headers["retry-after"] = str(error.retry_after_s)
     if isinstance(error, TimedOut | Cancelled | Preempted):
         headers["x-should-retry"] = "false"

@@ -7,9 +7,8 @@ import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
-from treadle.api.errors import Cancelled, Preempted, ShuttingDown, TimedOut
 from treadle.api.ports import EnginePort, StreamPort
-from treadle.errors import EngineFault, TreadleError
+from treadle.errors import Cancelled, EngineFault, Preempted, ShuttingDown, TimedOut, TreadleError
 from treadle.output.stream import Event
 from treadle.types import Finish, Usage
 

@@ -1,6 +1,6 @@
 """Many streams: throughput of 1, 4, 16 rows in the one loop, and their ratio to one stream in the same run.
 
-    python -m treadle.bench batch [--model smollm2 | random:8b:4] [--streams 1 4 16] [--prompt 64] [--tokens 64]
+python -m treadle.bench batch [--model smollm2 | random:8b:4] [--streams 1 4 16] [--prompt 64] [--tokens 64]
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import time
 
-from treadle.bench.drive import loop_of, random_request, run
+from treadle.bench.drive import loop_of, random_request
 from treadle.bench.report import report
 from treadle.bench.shapes import Subject, subject_of
 
@@ -22,10 +22,13 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--rounds", type=int, default=2)
     args = parser.parse_args(argv)
     subject = subject_of(args.model)
-    speeds = {n: max(_speed(subject, n, args.prompt, args.tokens) for _ in range(args.rounds)) for n in args.streams}
+    speeds = {
+        n: max(_speed(subject, n, args.prompt, args.tokens) for _ in range(args.rounds)) for n in args.streams
+    }
     one = speeds[args.streams[0]] / args.streams[0]
     rows = [
-        {"streams": n, "tok/s": s, "ms/step": 1000 * n / s, "times one stream": s / one} for n, s in speeds.items()
+        {"streams": n, "tok/s": s, "ms/step": 1000 * n / s, "times one stream": s / one}
+        for n, s in speeds.items()
     ]
     report("batch", rows, model=subject.name, prompt=args.prompt)
 
@@ -33,7 +36,10 @@ def main(argv: list[str]) -> None:
 def _speed(subject: Subject, streams: int, prompt: int, tokens: int) -> float:
     """Tokens per second over all rows, from the moment all rows decode until the first one ends."""
     loop = loop_of(subject, max_rows=max(streams, 1))
-    requests = [random_request(f"r{i}", subject.caps.vocab_size, prompt, tokens + 4 * streams, i) for i in range(streams)]
+    requests = [
+        random_request(f"r{i}", subject.caps.vocab_size, prompt, tokens + 4 * streams, i)
+        for i in range(streams)
+    ]
     for request in requests:
         loop.submit(request)
     while sum(len(g.rows) for g in loop.groups) < streams:
@@ -46,5 +52,4 @@ def _speed(subject: Subject, streams: int, prompt: int, tokens: int) -> float:
     seconds = time.perf_counter() - began
     for request in requests:
         loop.abort(request.id)
-    run(loop, [])
     return made / seconds

@@ -1,6 +1,6 @@
 """One stream: the loop against `mlx_lm.generate.stream_generate` on the same model, prompt and device, by turns.
 
-    python -m treadle.bench decode [--model smollm2 | random:8b | random:8b:4] [--tokens 128] [--rounds 3]
+python -m treadle.bench decode [--model smollm2 | random:8b | random:8b:4] [--tokens 128] [--rounds 3]
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ def main(argv: list[str]) -> None:
             ours.append(_ours(subject, prompt, args.tokens))
             theirs.append(_mlx_lm(subject, prompt, args.tokens))
         rows.append(_row(prompt, np.array(ours[1:]), np.array(theirs[1:])))
-    report("decode", rows, model=subject.name, copy_gb_s=copy_bandwidth(), weight_gb=subject.weight_bytes / 1e9)
+    report(
+        "decode", rows, model=subject.name, copy_gb_s=copy_bandwidth(), weight_gb=subject.weight_bytes / 1e9
+    )
 
 
 def _row(prompt: int, ours: Any, theirs: Any) -> dict[str, float]:
@@ -42,7 +44,11 @@ def _row(prompt: int, ours: Any, theirs: Any) -> dict[str, float]:
     names = ("prefill", "decode")
     row: dict[str, float] = {"prompt": prompt}
     for i, name in enumerate(names):
-        row |= {f"{name} tok/s": float(a[i]), f"mlx_lm {name}": float(b[i]), f"{name} ratio": float(a[i] / b[i])}
+        row |= {
+            f"{name} tok/s": float(a[i]),
+            f"mlx_lm {name}": float(b[i]),
+            f"{name} ratio": float(a[i] / b[i]),
+        }
     return row
 
 

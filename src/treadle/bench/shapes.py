@@ -1,4 +1,4 @@
-"""Models to measure: the known ones with their weights, and full-size shapes with random weights. Engine thread only."""
+"""Models to measure: the known ones with their weights, and full-size shapes with random weights."""
 
 from __future__ import annotations
 
@@ -59,15 +59,19 @@ def random_model(shape: str, bits: int | None) -> Subject:
     config = SHAPES[shape]
     module = mlx_lm_module(f"models.{config['model_type']}")
     model = module.Model(module.ModelArgs.from_dict(config))
-    model.update(tree_map(lambda a: (mx.random.normal(a.shape) * 0.02).astype(mx.bfloat16), model.parameters()))
+    model.update(
+        tree_map(lambda a: (mx.random.normal(a.shape) * 0.02).astype(mx.bfloat16), model.parameters())
+    )
     if bits is not None:
         nn.quantize(model, 64, bits)
     model.eval()
     mx.eval(model.parameters())
     flatten_rows(model, pad=device_facts().backend == "cuda")
-    return _subject(f"{shape} {'bf16' if bits is None else f'{bits}-bit'}", model, describe(
-        model, config["vocab_size"], config["max_position_embeddings"]
-    ))
+    return _subject(
+        f"{shape} {'bf16' if bits is None else f'{bits}-bit'}",
+        model,
+        describe(model, config["vocab_size"], config["max_position_embeddings"]),
+    )
 
 
 def known_model(name: str) -> Subject:
@@ -80,7 +84,7 @@ def known_model(name: str) -> Subject:
 
 
 def subject_of(name: str) -> Subject:
-    """"random:8b", "random:8b:4" (bits), or a model's name."""
+    """ "random:8b", "random:8b:4" (bits), or a model's name."""
     if name.startswith("random:"):
         _, shape, *bits = name.split(":")
         return random_model(shape, int(bits[0]) if bits else None)

@@ -78,8 +78,11 @@ class SoloColumns:
             raise ValueError(f"cannot rewind {n} tokens: only {self.length - self.first} are held")
         self.length -= n
 
-    def make_mask(self, n: int, return_array: bool, window: int | None) -> Any:
-        """`None`, `"causal"` or bool [n, columns read]; `window` is what the model file asks for."""
+    def make_mask(self, n: int, return_array: bool, window: int | None, additive: Any = None) -> Any:
+        """`None`, `"causal"` or bool [n, columns read]; `window` is what the model file asks for.
+
+        `additive` is for batches alone: an exact layout seldom needs an array.
+        """
         window = self.window if self.window is not None else window
         total = self.index + n - self.read_from
         if n == 1 and not return_array and (window is None or total <= window):
@@ -107,7 +110,7 @@ class BatchColumns:
         self._width = 0
         self._device: Any = None  # the table on the device, right for columns below `_clean`
         self._clean = 0
-        self._masks: dict[tuple[int, int | None], Any] = {}
+        self._masks: dict[tuple[int, int | None, Any], Any] = {}
         self._offset: Any = None
 
     @property
@@ -206,15 +209,21 @@ class BatchColumns:
         self._forget()
         return source
 
-    def make_mask(self, n: int, return_array: bool, window: int | None) -> Any:
-        """bool [rows, 1, n, columns]. `return_array` is met anyway."""
+    def make_mask(self, n: int, return_array: bool, window: int | None, additive: Any = None) -> Any:
+        """[rows, 1, n, columns]: bool, or 0 and the least number in the type `additive`. `return_array` is met anyway.
+
+        Attention on CUDA turns a boolean mask into numbers once per layer; so it is done here, once per step.
+        """
         window = self.window if self.window is not None else window
-        key = (n, window)
+        key = (n, window, additive)
         if key not in self._masks:
             positions = self._upload()[:, : self.index + n][:, None, None, :]
             queries = (self.offset[:, None] + mx.arange(n, dtype=mx.int32))[:, None, :, None]
             mask = positions <= queries
-            self._masks[key] = mask if window is None else mask & (positions > queries - window)
+            mask = mask if window is None else mask & (positions > queries - window)
+            if additive is not None:
+                mask = mx.where(mask, mx.array(0, additive), mx.array(mx.finfo(additive).min, additive))
+            self._masks[key] = mask
         return self._masks[key]
 
     def _upload(self) -> Any:

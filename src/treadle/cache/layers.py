@@ -26,8 +26,9 @@ class Rows:
     the same kind and says where this step writes and reads.
     """
 
-    def __init__(self, columns: Columns) -> None:
+    def __init__(self, columns: Columns, additive: bool = False) -> None:
         self.columns = columns
+        self.additive = additive
         self.keys: Any = None
         self.values: Any = None
         self.reserve = 0  # columns to make room for at the first write
@@ -37,7 +38,8 @@ class Rows:
         return self.columns.offset
 
     def make_mask(self, n: int, return_array: bool = False, window_size: int | None = None) -> Any:
-        return self.columns.make_mask(n, return_array, window_size)
+        additive = self.keys.dtype if self.additive and not return_array and self.keys is not None else None
+        return self.columns.make_mask(n, return_array, window_size, additive)
 
     def update_and_fetch(self, keys: Any, values: Any) -> tuple[Any, Any]:
         """Write this step's rows ([rows, heads, n, dim]) and return all that its queries can see."""
@@ -84,10 +86,6 @@ class Rows:
             self.keys[row] = self.keys[last]
             self.values[row] = self.values[last]
 
-    def map(self, f: Callable[[Any], Any]) -> None:
-        if self.keys is not None:
-            self.keys, self.values = f(self.keys), f(self.values)
-
     def arrays(self) -> list[Any]:
         return [] if self.keys is None else [self.keys, self.values]
 
@@ -100,7 +98,7 @@ class State(ArraysCache):  # type: ignore[misc]
     """
 
     def join(self, other: State, rows: int) -> None:
-        self.cache = [_stacked(a, b, rows) for a, b in zip(self.cache, other.cache, strict=True)]
+        self.cache: list[Any] = [_stacked(a, b, rows) for a, b in zip(self.cache, other.cache, strict=True)]
 
     def keep(self, rows: Sequence[int]) -> None:
         index = mx.array(list(rows))
@@ -145,7 +143,9 @@ class Layers:
     moves the last row into the hole, and the caller's list must do the same.
     """
 
-    def __init__(self, caches: Sequence[Any], columns: dict[int | None, Columns], foreign: Sequence[Any] = ()) -> None:
+    def __init__(
+        self, caches: Sequence[Any], columns: dict[int | None, Columns], foreign: Sequence[Any] = ()
+    ) -> None:
         self.caches = list(caches)
         self.columns = columns
         self.foreign = list(foreign)
@@ -169,12 +169,20 @@ class Layers:
 
     def arrays(self) -> list[Any]:
         """Every array, for evaluation."""
-        own = [a for c in (*self.rows, *self.states) for a in c.arrays()]
+        members: list[Any] = [*self.rows, *self.states]
+        own = [a for layer in members for a in layer.arrays()]
         return own + [a for c in self.foreign for a in _foreign_arrays(c)]
 
     @property
     def nbytes(self) -> int:
         return sum(a.nbytes for a in self.arrays())
+
+    def row_bytes(self) -> dict[int | None, int]:
+        """Bytes per token of all layers of a kind, by window; only after a step, when shapes are known."""
+        sizes = dict.fromkeys(self.columns, 0)
+        for r in self.rows:
+            sizes[r.columns.window] += sum(a.nbytes // (a.shape[0] * a.shape[2]) for a in r.arrays())
+        return sizes
 
     def reserve(self, num_tokens: int) -> None:
         """Make room for so many tokens at the first write, instead of growing step by step."""
@@ -220,7 +228,9 @@ class Layers:
             row, start = columns.place(source.length, source.index)
             for mine, theirs in zip(self._of(columns), other._of(source), strict=True):
                 if theirs.keys is not None:
-                    mine.place(row, start, theirs.keys[:, :, : source.index], theirs.values[:, :, : source.index])
+                    mine.place(
+                        row, start, theirs.keys[:, :, : source.index], theirs.values[:, :, : source.index]
+                    )
         for a, b in zip(self.states, other.states, strict=True):
             a.join(b, self.num_rows)
         self._lengths.append(other.lengths[0])
@@ -248,11 +258,12 @@ class Layers:
         """A copy of one row, alone in exact layout."""
         columns: dict[int | None, Columns] = {}
         copies: dict[int, Any] = {}
+        twin: Any
         for window, held in self.columns.items():
             length, pick = self._pick(held, row)
             columns[window] = SoloColumns(window, length, length - pick.num)
             for r in self._of(held):
-                copies[id(r)] = twin = Rows(columns[window])
+                copies[id(r)] = twin = Rows(columns[window], r.additive)
                 if r.keys is not None:
                     twin.keys, twin.values = pick(r.keys), pick(r.values)
         for state in self.states:
@@ -287,8 +298,7 @@ class Layers:
         """From one remaining row to exact layout; moves columns only where they are not in order."""
         for window, columns in self.columns.items():
             length, pick = self._pick(columns, 0)
-            for r in self._of(columns):
-                r.map(pick)
+            self._map(columns, pick)
             self._switch(window, SoloColumns(window, length, length - pick.num))
 
     def _trim(self, count: int) -> None:
@@ -296,14 +306,18 @@ class Layers:
         for columns in self.columns.values():
             if isinstance(columns, SoloColumns):
                 if surplus := columns.surplus(count):
-                    index = columns.index
+                    held = slice(surplus, columns.index)
                     columns.first += surplus
-                    for r in self._of(columns):
-                        r.map(lambda a, lo=surplus, hi=index: mx.contiguous(a[:, :, lo:hi]))
+                    self._map(columns, lambda a, held=held: mx.contiguous(a[:, :, held]))
             elif columns.waste():
-                source = mx.array(columns.squeeze())[:, None, :, None]
-                for r in self._of(columns):
-                    r.map(lambda a, s=source, n=columns.num_rows: mx.take_along_axis(a[:n], s, axis=2))
+                source, rows = mx.array(columns.squeeze())[:, None, :, None], columns.num_rows
+                self._map(columns, lambda a, s=source, n=rows: mx.take_along_axis(a[:n], s, axis=2))
+
+    def _map(self, columns: Columns, f: Callable[..., Any]) -> None:
+        """Replace every buffer of the layers of one kind."""
+        for r in self._of(columns):
+            if r.keys is not None:
+                r.keys, r.values = f(r.keys), f(r.values)
 
 
 class _Pick:

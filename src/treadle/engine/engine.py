@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 from treadle.config import Config
+from treadle.engine.memory import Ledger
 from treadle.errors import BadRequest, ContextLengthExceeded, LoadError, NotReady, QueueFull, TreadleError
-from treadle.types import Output, Request
+from treadle.types import Finish, Output, Request
 
 if TYPE_CHECKING:
     from treadle.engine.loop import Loop
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("treadle.engine")
 
+ABORT_S = 10.0  # how long a shutdown waits for the last outputs of aborted requests
 STUCK_S = 120.0  # a turn of the loop that takes longer counts as a stuck device
 
 
@@ -66,6 +68,7 @@ class Engine:
         self.failure: str | None = None
         self._load = load
         self._loaded: LoadedModel | None = None
+        self._ledger: Ledger  # from the moment the model is loaded
         self._state = "loading"
         self._settled = threading.Event()  # loaded or failed
         self._inbox: queue.SimpleQueue[Callable[[Loop], object] | None] = queue.SimpleQueue()
@@ -106,15 +109,20 @@ class Engine:
         return running, len(self._streams) - running
 
     def submit(self, request: Request) -> Stream:
-        """Queue a request. Raises NotReady, QueueFull, BadRequest or ContextLengthExceeded at once."""
+        """Queue a request. Raises NotReady, QueueFull, BadRequest, ContextLengthExceeded or MemoryRefused at once."""
         caps = self.model.caps
         if self._state != "ready":
-            raise NotReady("The server is shutting down.")
+            raise NotReady(self.failure or "The server is shutting down.")
         _check(request, caps.vocab_size, caps.context_length)
         if len(self._streams) >= self.config.max_rows + self.config.max_waiting:
-            raise QueueFull(f"{len(self._streams)} requests are running or waiting already; try again shortly.")
+            raise QueueFull(
+                f"{len(self._streams)} requests are running or waiting already; try again shortly."
+            )
         if request.id in self._streams:
             raise BadRequest(f"The request id {request.id!r} is in use.", param="id")
+        self._ledger.check(
+            len(request.prompt), request.max_tokens or caps.context_length - len(request.prompt)
+        )
         stream = self._streams[request.id] = Stream(request.id, self)
         self._inbox.put(lambda loop: loop.submit(request))
         return stream
@@ -135,6 +143,9 @@ class Engine:
             await asyncio.sleep(0.02)
         for id in list(self._streams):
             self.abort(id)
+        deadline = time.monotonic() + ABORT_S
+        while self._streams and self._thread.is_alive() and time.monotonic() < deadline:
+            await asyncio.sleep(0.01)
         self._inbox.put(None)
         if self._thread.is_alive():
             await asyncio.to_thread(self._thread.join, 5.0)
@@ -161,6 +172,14 @@ class Engine:
             log.exception("Loading failed.")
             self._fail(f"Loading failed ({type(error).__name__}: {error}).")
             return
+        try:
+            self._run(loop)
+        except Exception as error:  # a bug in the loop itself: say so on every stream, and on /health
+            log.exception("The engine thread ended.")
+            self._fail(f"The engine failed ({type(error).__name__}: {error}).")
+            self._send([Output(id, finish=Finish.ERROR, error=self.failure) for id in list(self._streams)])
+
+    def _run(self, loop: Loop) -> None:
         while self._drain(loop):
             self._turn_began = time.monotonic()
             outputs = loop.step()
@@ -169,11 +188,17 @@ class Engine:
             self._send(outputs)
 
     def _open(self) -> Loop:
+        import mlx.core as mx
+
+        from treadle.engine.device import claim
         from treadle.engine.loop import Loop
         from treadle.models.capabilities import new_layers
 
+        limit = claim(self.config)
         loaded = self._load()
-        loop = Loop(loaded.model, loaded.caps, self.config, partial(new_layers, loaded.model, loaded.caps))
+        self._ledger = Ledger(loaded.caps.footprint, mx.get_active_memory(), limit)
+        layers = partial(new_layers, loaded.model, loaded.caps)
+        loop = Loop(loaded.model, loaded.caps, self.config, layers, self._ledger)
         self._loaded = loaded
         if self._state == "loading":
             self._state = "ready"
@@ -217,6 +242,8 @@ def _check(request: Request, vocab_size: int, context_length: int) -> None:
         raise ContextLengthExceeded(len(prompt), context_length)
     for token, _ in request.sampling.logit_bias:
         if not 0 <= token < vocab_size:
-            raise BadRequest(f"logit_bias has the id {token}, but ids end at {vocab_size - 1}.", param="logit_bias")
+            raise BadRequest(
+                f"logit_bias has the id {token}, but ids end at {vocab_size - 1}.", param="logit_bias"
+            )
     if request.max_tokens is not None and request.max_tokens < 0:
         raise BadRequest("max_tokens must not be negative.", param="max_tokens")

@@ -42,7 +42,9 @@ class Flight:
         ]
 
 
-def _logprob(row: Sequence, token: int, chosen: float, ids: list[int], scores: list[float]) -> TokenLogprob | None:
+def _logprob(
+    row: Sequence, token: int, chosen: float, ids: list[int], scores: list[float]
+) -> TokenLogprob | None:
     wanted = row.request.sampling.logprobs
     if wanted is None:
         return None
@@ -99,5 +101,5 @@ class Group:
             row.launched += 1
         drawn = self.sampler.draw(logits, [row.computed for row in self.rows])
         self._feed = mx.maximum(drawn.tokens, 0)
-        mx.async_eval(self._feed, *drawn.arrays())
+        mx.async_eval(self._feed, *drawn.arrays())  # type: ignore[no-untyped-call]
         return Flight(tuple(self.rows), drawn)

@@ -20,12 +20,14 @@ from treadle.cache.layers import Layers
 from treadle.config import Config
 from treadle.engine import scheduler
 from treadle.engine.group import Flight, Group
+from treadle.engine.memory import Ledger
 from treadle.engine.sampling import NAN_TOKEN
 from treadle.engine.sequence import Emission, Sequence, Stage
-from treadle.types import Batching, Caps, Finish, Output, Request
+from treadle.types import Batching, Caps, Finish, Footprint, Output, Request
 
 log = logging.getLogger("treadle.engine")
 
+UNLIMITED = 2**62
 CLEAR_EVERY = 256  # decode steps between releases of freed buffers to the system
 
 
@@ -38,12 +40,14 @@ class Loop:
         caps: Caps,
         config: Config,
         new_layers: Callable[[], Layers],
+        ledger: Ledger | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.model = model
         self.caps = caps
         self.config = config
         self.new_layers = new_layers
+        self.ledger = ledger or Ledger(Footprint(), 0, UNLIMITED)
         self.clock = clock
         self.waiting: deque[Sequence] = deque()
         self.prefilling: list[Sequence] = []
@@ -111,7 +115,11 @@ class Loop:
     def _admit(self) -> None:
         slots = 1 if self.config.on_busy == "queue" else self.config.max_rows
         while self.waiting and self.num_running < slots:
+            need = self.ledger.need(len(self.waiting[0].tokens), self.waiting[0].room)
+            if not self.ledger.fits(need):
+                return
             sequence = self.waiting.popleft()
+            self.ledger.promise(sequence.id, need)
             sequence.started = sequence.started or self.clock()
             sequence.layers = self.new_layers()
             sequence.layers.reserve(sequence.pending)
@@ -134,6 +142,8 @@ class Loop:
         self._steps += 1
         if self._steps % CLEAR_EVERY == 0:
             mx.clear_cache()
+            for row in group.rows:
+                self.ledger.grow(row.id, row.computed + CLEAR_EVERY)
 
     def _settle(self, flight: Flight) -> None:
         for sequence, emission in zip(flight.rows, flight.read(), strict=True):
@@ -168,6 +178,7 @@ class Loop:
                 self._end(sequence, Finish.ERROR, error=_sentence(error))
             else:
                 sequence.restart()
+                self.ledger.release(sequence.id)
                 sequence.retried = sequence.alone = True
                 self.waiting.appendleft(sequence)
 
@@ -182,7 +193,8 @@ class Loop:
         sequence = self.prefilling[scheduler.pick(facts, self._turn)]
         self._turn += 1
         try:
-            self._chunk(sequence, min(allowance, sequence.pending - 1))
+            n = min(self.ledger.chunk(allowance, len(sequence.tokens)), sequence.pending - 1)
+            self._chunk(sequence, n)
         except Exception as error:
             log.exception("Prefill of %s failed.", sequence.id)
             self._end(sequence, Finish.ERROR, error=_sentence(error))
@@ -191,18 +203,25 @@ class Loop:
         assert sequence.layers is not None
         if n:
             began = self.clock()
-            ids = sequence.tokens[sequence.computed : sequence.computed + n].astype(np.int32)
-            sequence.layers.begin([n])
-            self.model(mx.array(ids)[None], cache=sequence.layers.caches)
-            sequence.layers.end()
-            mx.eval(sequence.layers.arrays())
-            mx.clear_cache()
-            sequence.computed += n
+            self._forward(sequence, sequence.layers, n)
             self.pacer.prefilled(n, self.clock() - began, bool(self.groups))
         if sequence.pending == 1:
             self._enter(sequence)
         else:
             self._outputs.append(Output(sequence.id, prefilled=sequence.computed))
+
+    def _forward(self, sequence: Sequence, layers: Layers, n: int) -> None:
+        """Compute the rows of the next `n` tokens; their logits are never made."""
+        ids = sequence.tokens[sequence.computed : sequence.computed + n].astype(np.int32)
+        others = mx.get_active_memory() - layers.nbytes
+        mx.reset_peak_memory()
+        layers.begin([n])
+        self.model(mx.array(ids)[None], cache=layers.caches)
+        layers.end()
+        mx.eval(layers.arrays())
+        sequence.computed += n
+        self.ledger.observe(n, sequence.computed, mx.get_peak_memory() - others - layers.nbytes)
+        mx.clear_cache()
 
     def _enter(self, sequence: Sequence) -> None:
         """Move a prefilled sequence into the group where it fits, or into one of its own."""
@@ -233,9 +252,11 @@ class Loop:
             self.prefilling.remove(sequence)
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
+        self.ledger.release(sequence.id)
         sequence.stage, sequence.finish, sequence.layers = Stage.DONE, finish, None
         self._outputs.append(Output(sequence.id, finish=finish, usage=sequence.usage(self.clock()), **made))
 
 
 def _sentence(error: Exception) -> str:
-    return f"The engine failed on this request ({type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''})."
+    first = next(iter(str(error).splitlines()), "")
+    return f"The engine failed on this request ({type(error).__name__}: {first})."

@@ -16,16 +16,16 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from treadle.cache.columns import Columns, SoloColumns
+from treadle.cache.columns import SLACK, STEP, Columns, SoloColumns
 from treadle.cache.layers import Layers, Rows, Stack, State
 from treadle.runtime import mlx_lm_module
-from treadle.types import Batching, Caps, LayerKind
+from treadle.types import Batching, Caps, Footprint, LayerKind
 
 mlx_cache: Any = mlx_lm_module("models.cache")
 
 
 def describe(model: Any, vocab_size: int, context_length: int) -> Caps:
-    """Build `Caps` and run the self-check with a few tokens (some ten small forwards)."""
+    """Build `Caps`: run the self-check with a few tokens (some ten small forwards) and measure the footprint."""
     kinds = tuple(_kind(c) for c in mlx_cache.make_prompt_cache(model))
     windows = {
         c.max_size for c in _flat(mlx_cache.make_prompt_cache(model)) if type(c) is mlx_cache.RotatingKVCache
@@ -38,8 +38,13 @@ def describe(model: Any, vocab_size: int, context_length: int) -> Caps:
         embeddings_in="input_embeddings" in inspect.signature(model.__call__).parameters,
     )
     if LayerKind.FOREIGN in kinds:
-        return replace(caps, why="a layer keeps a cache class of its own")
-    return _checked(model, caps)
+        caps = replace(caps, why="a layer keeps a cache class of its own")
+    elif mx.cuda.is_available():
+        found = _checked(model, replace(caps, additive_masks=True))
+        caps = found if found.batching is Batching.RAGGED else _checked(model, caps)
+    else:
+        caps = _checked(model, caps)
+    return replace(caps, footprint=_footprint(model, caps))
 
 
 def new_layers(model: Any, caps: Caps) -> Layers:
@@ -48,11 +53,11 @@ def new_layers(model: Any, caps: Caps) -> Layers:
     if LayerKind.FOREIGN in caps.layers:
         return Layers(template, {}, foreign=template)
     columns: dict[int | None, Columns] = {}
-    return Layers([_ours(c, columns) for c in template], columns)
+    return Layers([_ours(c, columns, caps.additive_masks) for c in template], columns)
 
 
 def forward(model: Any, ids: list[list[int]], layers: Layers) -> Any:
-    """One step over rows of token ids of any length (padded at the right here); returns lazy logits [rows, n, vocab]."""
+    """One step over rows of token ids of any length (padded here); returns lazy logits [rows, n, vocab]."""
     counts = [len(row) for row in ids]
     width = max(counts)
     padded = np.zeros((len(ids), width), np.int32)
@@ -83,13 +88,40 @@ def _kind(cache: Any) -> LayerKind:
     return table.get(type(cache), LayerKind.FOREIGN)
 
 
-def _ours(cache: Any, columns: dict[int | None, Columns]) -> Any:
+def _ours(cache: Any, columns: dict[int | None, Columns], additive: bool) -> Any:
     if type(cache) is mlx_cache.CacheList:
-        return Stack([_ours(child, columns) for child in cache.caches])
+        return Stack([_ours(child, columns, additive) for child in cache.caches])
     if type(cache) is mlx_cache.ArraysCache:
         return State(len(cache.cache))
     window = cache.max_size if type(cache) is mlx_cache.RotatingKVCache else None
-    return Rows(columns.setdefault(window, SoloColumns(window)))
+    return Rows(columns.setdefault(window, SoloColumns(window)), additive)
+
+
+PROBE = 32  # tokens of each of the two chunks that measure activations
+
+
+def _footprint(model: Any, caps: Caps) -> Footprint:
+    """Bytes of rows and state by their shapes; of activations by the device's peak over two short chunks."""
+    layers = new_layers(model, caps)
+    peaks = []
+    for _ in range(2):
+        mx.eval(layers.arrays())
+        mx.reset_peak_memory()
+        before = mx.get_active_memory() - layers.nbytes
+        ids = mx.zeros((1, PROBE), mx.int32)
+        layers.begin([PROBE])
+        model(ids, cache=layers.caches)
+        layers.end()
+        mx.eval(layers.arrays())
+        peaks.append(max(0, mx.get_peak_memory() - before - layers.nbytes))
+    sizes = layers.row_bytes() if not layers.foreign else {None: layers.nbytes // STEP}
+    return Footprint(
+        row_bytes=sizes.pop(None, 0),
+        windows=tuple((2 * (window + SLACK), size) for window, size in sizes.items() if window is not None),
+        state_bytes=sum(a.nbytes for s in layers.states for a in s.arrays()),
+        step_bytes=peaks[0] // PROBE,
+        score_bytes=max(0, peaks[1] - peaks[0]) // PROBE**2,
+    )
 
 
 @dataclass(frozen=True)

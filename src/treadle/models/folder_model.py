@@ -39,10 +39,10 @@ def load_folder(
         raise LoadError(f"The model in {path} cannot be loaded: {_first_line(error)}") from error
     num_parameters = int(utils.get_total_parameters(model))
     dense = hold_dense(weights, backend, num_parameters, runtime.free_memory())
+    if backend == "cpu":
+        _widen(model, everything=dense)  # before expanding, which rounds to the type of the scales
     if dense:
         model = utils.dequantize_model(model)
-    if backend == "cpu":
-        _widen(model, everything=dense)
     try:
         mx.eval(model.parameters())
     except RuntimeError as error:

@@ -37,26 +37,9 @@ def build(gguf: GGUF, backend: Backend, *, dense: bool) -> tuple[Any, Config]:
     family = family_of(gguf)
     check_types(gguf.tensors)
     config: Config = {**family.config(gguf), "eos_token_id": end_ids(gguf)}
-    dtype = _float_type(gguf, backend)
-    weights: dict[str, Any] = {}
-    quantised: dict[str, dict[str, Any]] = {}
-    became: Counter[str] = Counter()
-    for tensor, weight in _converted(gguf, family, dense):
-        target = target_name(family, tensor.name)
-        module = target.removesuffix(".weight")
-        offset = family.norm_offset if target.endswith(NORM) else 0.0
-        parts = to_mlx(weight, dtype)
-        if weight.quantization is None:
-            weights[target] = parts["weight"] - offset if offset else parts["weight"]
-        else:
-            quantised[module] = weight.quantization
-            weights.update({f"{module}.{part}": array for part, array in parts.items()})
-        became[f"{tensor.type.name} {weight.became}"] += 1
-    log.info(
-        "GGUF %s: %s", gguf.paths[0].name, ", ".join(f"{n} x {kind}" for kind, n in sorted(became.items()))
-    )
     model_class, args_class = model_classes(config)
     model = model_class(args_class.from_dict(config))
+    weights, quantised = _weights(gguf, family, _float_type(gguf, backend), dense)
     weights = model.sanitize(weights)
     nn.quantize(model, class_predicate=lambda path, _: quantised.get(path, False))
     _fill(model, weights, gguf)
@@ -66,15 +49,33 @@ def build(gguf: GGUF, backend: Backend, *, dense: bool) -> tuple[Any, Config]:
     return model, config
 
 
+def _weights(gguf: GGUF, family: Family, dtype: Any, dense: bool) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """All arrays by mlx-lm's names, and how each packed module is quantised."""
+    weights: dict[str, Any] = {}
+    quantised: dict[str, dict[str, Any]] = {}
+    became: Counter[str] = Counter()
+    for tensor, weight in _converted(gguf, family, dense):
+        target = target_name(family, tensor.name)
+        parts = to_mlx(weight, dtype)
+        if weight.quantization is None:
+            weights[target] = parts["weight"]
+        else:
+            module = target.removesuffix(".weight")
+            quantised[module] = weight.quantization
+            weights.update({f"{module}.{part}": array for part, array in parts.items()})
+        became[f"{tensor.type.name} {weight.became}"] += 1
+    lines = ", ".join(f"{count} x {kind}" for kind, count in sorted(became.items()))
+    log.info("GGUF %s: %s", gguf.paths[0].name, lines)
+    return weights, quantised
+
+
 def _fill(model: Any, weights: dict[str, Any], gguf: GGUF) -> None:
     model.eval()
     try:
         model.load_weights(list(weights.items()), strict=True)
     except ValueError as error:
         first = str(error).splitlines()[0]
-        raise LoadError(
-            f"The weights in {gguf.paths[0].name} do not fit its architecture: {first}"
-        ) from error
+        raise LoadError(f"The weights in {gguf.paths[0].name} do not fit its architecture: {first}") from error
 
 
 def _float_type(gguf: GGUF, backend: Backend) -> Any:
@@ -94,7 +95,8 @@ def _converted(gguf: GGUF, family: Family, dense: bool) -> Iterator[tuple[Tensor
     with ThreadPoolExecutor(workers, thread_name_prefix="gguf") as pool:
         for tensor in tensors:
             rows = row_order(family, gguf, tensor)
-            ahead.append((tensor, pool.submit(convert, tensor, rows, dense=dense)))
+            offset = family.norm_offset if tensor.name.endswith(NORM) else 0.0
+            ahead.append((tensor, pool.submit(convert, tensor, rows, dense=dense, offset=offset)))
             if len(ahead) > 2 * workers:
                 first, future = ahead.popleft()
                 yield first, future.result()

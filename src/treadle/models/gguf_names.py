@@ -37,6 +37,21 @@ ROPE_FACTORS = "rope_freqs.weight"  # Llama 3's frequency factors; they become `
 # Llama 3.1 to 3.3: (low_freq_factor, high_freq_factor, original_max_position_embeddings).
 LLAMA3_ROPE = (1.0, 4.0, 8192)
 GEMMA3_27B_LAYERS = 62
+# Settings that change what a model computes and that mlx-lm's families have no place for.
+UNSUPPORTED = (
+    "expert_count",
+    "logit_scale",
+    "residual_scale",
+    "embedding_scale",
+    "attention.scale",
+    "attention.clamp_kqv",
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
+    "rope.scaling.attn_factor",
+    "rope.scaling.yarn_attn_factor",
+    "rope.scaling.yarn_ext_factor",
+    "rope.scaling.yarn_log_multiplier",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +73,11 @@ def family_of(gguf: GGUF) -> Family:
     if family is None:
         known = ", ".join(sorted(FAMILIES))
         raise LoadError(f"GGUF files of architecture {gguf.architecture!r} are not supported (only {known}).")
-    if gguf.hyper("expert_count"):
-        raise LoadError(f"GGUF files of {gguf.architecture} with experts are not supported.")
+    for key in UNSUPPORTED:
+        if gguf.hyper(key) not in (None, 0, 1):
+            raise LoadError(
+                f"GGUF files with {gguf.architecture}.{key} = {gguf.hyper(key)!r} are not supported."
+            )
     return family
 
 
@@ -147,7 +165,9 @@ def _rope_scaling(gguf: GGUF) -> Config | None:
         return {"rope_type": "linear", "factor": factor}
     if kind == "yarn":
         original = gguf.size("rope.scaling.original_context_length")
-        return {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
+        betas = {name: gguf.hyper(f"rope.scaling.yarn_{name}") for name in ("beta_fast", "beta_slow")}
+        given = {name: value for name, value in betas.items() if value is not None}
+        return {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original, **given}
     if kind != "none":
         raise LoadError(f"GGUF files with RoPE scaling {kind!r} are not supported.")
     return None
@@ -201,8 +221,6 @@ def _qwen3(gguf: GGUF) -> Config:
 
 
 def _gemma3(gguf: GGUF) -> Config:
-    if gguf.hyper("final_logit_softcapping") or gguf.hyper("attn_logit_softcapping"):
-        raise LoadError("GGUF files of gemma3 with soft-capped logits are not supported.")
     config = _common(gguf, "gemma3_text", 1000000.0)
     big = config["num_hidden_layers"] == GEMMA3_27B_LAYERS  # the one size whose queries are scaled otherwise
     scalar = config["hidden_size"] // config["num_attention_heads"] if big else config["head_dim"]

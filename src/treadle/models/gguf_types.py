@@ -39,9 +39,12 @@ def check_types(tensors: dict[str, Tensor]) -> None:
             raise LoadError(f"Tensor {tensor.name} has type {tensor.type.name}, which is not supported.")
 
 
-def convert(tensor: Tensor, rows: NDArray[np.intp] | None = None, *, dense: bool = False) -> Weight:
+def convert(
+    tensor: Tensor, rows: NDArray[np.intp] | None = None, *, dense: bool = False, offset: float = 0.0
+) -> Weight:
     """Decode one tensor. `rows` reorders its rows; `dense` asks for plain float32 values whatever the type.
 
+    `offset` is taken off plain values, before they are rounded to a narrower type.
     Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K and Q5_K keep their codes; MXFP4 keeps codes and exponents; Q2_K, Q3_K,
     Q6_K, IQ4_NL and IQ4_XS have groups that MLX has not, and become 8-bit with groups of 32.
     """
@@ -50,7 +53,7 @@ def convert(tensor: Tensor, rows: NDArray[np.intp] | None = None, *, dense: bool
     if kind in PLAIN or dense or vector:
         values = _values(kind, raw).reshape(tensor.shape)
         ordered = values[rows] if vector and rows is not None else values
-        return Weight({"weight": ordered}, None, "dense")
+        return Weight({"weight": ordered - np.float32(offset) if offset else ordered}, None, "dense")
     if kind == "MXFP4":
         blocks = mxfp4(raw)
         parts = {

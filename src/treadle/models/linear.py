@@ -40,13 +40,14 @@ def _flattened(product: Callable[[Any], Any], x: Any, pad: bool) -> Any:
     if x.ndim != 3 or x.shape[1] != 1 or not 1 < x.shape[0] <= MOST_ROWS:
         return product(x)
     rows = x.shape[0]
-    flat = x[:, 0]
+    flat = x.reshape(rows, -1)
     if pad and rows < PAD_TO:
-        flat = mx.pad(flat, ((0, PAD_TO - rows), (0, 0)))
-    return product(flat)[:rows, None]
+        flat = mx.pad(flat, [(0, PAD_TO - rows), (0, 0)])
+    out = product(flat)
+    return (out[:rows] if pad and rows < PAD_TO else out).reshape(rows, 1, -1)
 
 
-FLAT = {nn.QuantizedLinear: FlatQuantizedLinear, nn.QuantizedEmbedding: FlatQuantizedEmbedding}
+FLAT: dict[type, Any] = {nn.QuantizedLinear: FlatQuantizedLinear, nn.QuantizedEmbedding: FlatQuantizedEmbedding}
 
 
 def flatten_rows(model: Any, pad: bool) -> int:
@@ -59,7 +60,7 @@ def flatten_rows(model: Any, pad: bool) -> int:
         if flat is None:
             return module
         count += 1
-        new = flat.__new__(flat)
+        new: Any = flat.__new__(flat)
         dict.update(new, module)
         new.__dict__.update(module.__dict__)
         new.pad = pad

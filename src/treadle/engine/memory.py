@@ -1,0 +1,72 @@
+"""How much memory a request needs, and whether it may start. Pure: bytes in, decisions out.
+
+The estimate of a sequence is its rows (tokens x bytes per token, windows capped), its state, and once for the whole
+server the activations of one prefill chunk. Nothing is refused from a momentary reading of the device: the ledger adds
+up what running sequences may still need, and only what could not even fit alone is refused for good.
+"""
+
+from __future__ import annotations
+
+from treadle.errors import MemoryRefused
+from treadle.types import Footprint
+
+FORESEEN = 2048  # generated tokens that an open-ended request is counted for at first
+LEAST_CHUNK = 16
+
+
+class Ledger:
+    """Bytes promised to running sequences, under `limit`; `base` is taken before any (weights and the like)."""
+
+    def __init__(self, footprint: Footprint, base: int, limit: int) -> None:
+        self.footprint = footprint
+        self.base = base
+        self.limit = limit
+        self.correction = 1.0  # measured activations / estimated, at least 1
+        self._promised: dict[str, int] = {}
+
+    def need(self, num_prompt: int, room: int) -> int:
+        """Bytes for a request: its rows, and the smallest chunk over its whole prompt."""
+        return self.footprint.rows(num_prompt + min(room, FORESEEN)) + self._chunk(LEAST_CHUNK, num_prompt)
+
+    def check(self, num_prompt: int, room: int) -> None:
+        """Raises MemoryRefused when the request cannot fit even alone."""
+        need, most = self.need(num_prompt, room), self.limit - self.base
+        if need > most:
+            raise MemoryRefused(
+                f"This request needs about {_gb(need)} of memory, but the server may use {_gb(max(most, 0))} "
+                f"beside the model ({_gb(self.limit)} in all)."
+            )
+
+    def fits(self, need: int) -> bool:
+        """Whether a request may start beside the running ones. With none running it always may."""
+        return not self._promised or self.base + sum(self._promised.values()) + need <= self.limit
+
+    def promise(self, id: str, need: int) -> None:
+        self._promised[id] = need
+
+    def grow(self, id: str, num_tokens: int) -> None:
+        """A sequence became longer than it was counted for."""
+        self._promised[id] = max(self._promised[id], self.footprint.rows(num_tokens))
+
+    def release(self, id: str) -> None:
+        self._promised.pop(id, None)
+
+    def chunk(self, most: int, context: int) -> int:
+        """The largest chunk, up to `most` tokens, whose activations fit now."""
+        free = self.limit - self.base - sum(self._promised.values())
+        while most > LEAST_CHUNK and self._chunk(most, context) > free:
+            most //= 2
+        return most
+
+    def observe(self, num_tokens: int, context: int, peak: int) -> None:
+        """A chunk took `peak` bytes beyond what is promised for rows; the estimate follows, slowly downwards."""
+        estimate = self.footprint.chunk(num_tokens, context)
+        if estimate:
+            self.correction = max(1.0, 0.95 * self.correction, peak / estimate)
+
+    def _chunk(self, num_tokens: int, context: int) -> int:
+        return int(self.correction * self.footprint.chunk(num_tokens, context))
+
+
+def _gb(n: int) -> str:
+    return f"{n / 1e9:.2f} GB"
