@@ -15,7 +15,5 @@ from treadle import runtime
 
 runtime.prepare()
 
-settings.register_profile(
-    "treadle", deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow]
-)
+settings.register_profile("treadle", deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("treadle")

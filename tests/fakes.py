@@ -32,9 +32,7 @@ def mix(x: Any) -> Any:
 class HashModel:
     """`kinds` names the layers: "rows", "window" (of `window` tokens) or "state"."""
 
-    def __init__(
-        self, kinds: tuple[str, ...] = ("rows", "rows"), window: int = 8, context: int = 512
-    ) -> None:
+    def __init__(self, kinds: tuple[str, ...] = ("rows", "rows"), window: int = 8, context: int = 512) -> None:
         self.kinds = kinds
         self.window = window
         self.caps = Caps(

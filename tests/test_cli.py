@@ -252,8 +252,7 @@ def test_a_conversation_remembers_until_it_is_cleared(capsys: pytest.CaptureFixt
         talk.take("one")
         talk.take("two")
         assert prompt(engine) == (
-            "<|system|>Be brief.<|end|><|user|>one<|end|><|assistant|>yes<|end|>"
-            "<|user|>two<|end|><|assistant|>"
+            "<|system|>Be brief.<|end|><|user|>one<|end|><|assistant|>yes<|end|><|user|>two<|end|><|assistant|>"
         )
         talk.take("/clear")
         talk.take("three")
@@ -310,9 +309,7 @@ def test_a_bad_option_ends_the_chat() -> None:
         Conversation(it, None, {"temperature": 99.0}).take("hi")
 
 
-def test_chat_reads_lines_until_exit(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_chat_reads_lines_until_exit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     engine = FakeEngine(echo)
     offline(monkeypatch, engine)
     monkeypatch.setattr(sys, "stdin", io.StringIO("hi\n/exit\nnever\n"))

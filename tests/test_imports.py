@@ -86,9 +86,7 @@ def test_a_file_imports_only_what_its_area_may(path: Path) -> None:
     assert not wrong, f"{relative(path)} imports {', '.join(sorted(wrong))}"
 
 
-@pytest.mark.parametrize(
-    "path", [path for path in SOURCES if relative(path).startswith(WITHOUT_MLX)], ids=relative
-)
+@pytest.mark.parametrize("path", [path for path in SOURCES if relative(path).startswith(WITHOUT_MLX)], ids=relative)
 def test_what_is_not_on_the_engine_thread_imports_no_mlx(path: Path) -> None:
     assert not {name.split(".")[0] for name in imports(path)} & MLX_MODULES
 

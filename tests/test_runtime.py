@@ -79,6 +79,21 @@ def test_coming_after_mlx_is_told() -> None:
 
 
 @needs_openblas
+def test_loading_a_model_prepares_before_mlx_is_imported() -> None:
+    code = BLAS + (
+        "from pathlib import Path\n"
+        "from treadle.errors import LoadError\n"
+        "from treadle.models.load import load_model\n"
+        "from treadle.models.sources import ResolvedSource\n"
+        "try:\n"
+        "    load_model(ResolvedSource('x', 'gguf', Path('missing.gguf'), ''), None)\n"
+        "except LoadError:\n"
+        "    pass\n"
+    )
+    assert run(code + TELL)[0] == "openblas"
+
+
+@needs_openblas
 def test_a_missing_openblas_is_told() -> None:
     name, _, note = run(BLAS + "runtime.OPENBLAS = 'no-such-package'\n" + TELL)
     assert name == "reference"

@@ -7,6 +7,7 @@ from typing import Any, Self
 
 from treadle.errors import ConfigError
 
+CACHE_BITS = ("off", "8", "4")
 BUSY_MODES = ("batch", "queue", "preempt")
 
 
@@ -28,11 +29,23 @@ class Config:
     drain_s: float = 10.0  # how long a shutdown lets running requests finish
     keepalive_s: float = 5.0  # a comment at least this often while a stream is silent
     memory_limit_gb: float | None = None  # None: from the device, leaving room for the system
+    cache_gb: float | None = None  # None: a fifth of the working set, 256 MB to 8 GB; 0 turns the prefix cache off
+    cache_idle_s: float = 1800.0  # a cached prefix that nobody used for so long is dropped
+    cache_quantization: str = "off"  # off | 8 | 4 bits for prefixes that are not in use
+    cache_group_size: int = 64
+    cache_min_tokens: int = 256  # shorter pieces are neither quantised nor written to disk
+    cache_dir: str | None = None  # a folder for the disk tier; None: none
+    cache_disk_gb: float = 10.0
+    checkpoint_every: int = 2048  # tokens between checkpoints of recurrent and windowed layers in a long prefill
     max_body_mb: float = 32.0
     log_prompts: bool = False
 
     def __post_init__(self) -> None:
         positive = (
+            "cache_idle_s",
+            "cache_min_tokens",
+            "cache_disk_gb",
+            "checkpoint_every",
             "port",
             "max_rows",
             "max_waiting",
@@ -53,8 +66,17 @@ class Config:
                 f"prefill_share must lie between 0 and 1, not {self.prefill_share}.", param="prefill_share"
             )
         if self.on_busy not in BUSY_MODES:
+            raise ConfigError(f"on_busy must be one of {', '.join(BUSY_MODES)}, not {self.on_busy!r}.", param="on_busy")
+        if self.cache_gb is not None and self.cache_gb < 0:
+            raise ConfigError(f"cache_gb must not be negative, not {self.cache_gb}.", param="cache_gb")
+        if self.cache_quantization not in CACHE_BITS:
             raise ConfigError(
-                f"on_busy must be one of {', '.join(BUSY_MODES)}, not {self.on_busy!r}.", param="on_busy"
+                f"cache_quantization must be one of {', '.join(CACHE_BITS)}, not {self.cache_quantization!r}.",
+                param="cache_quantization",
+            )
+        if self.cache_group_size not in (32, 64, 128):
+            raise ConfigError(
+                f"cache_group_size must be 32, 64 or 128, not {self.cache_group_size}.", param="cache_group_size"
             )
         if self.port > 65535:
             raise ConfigError(f"port must be at most 65535, not {self.port}.", param="port")

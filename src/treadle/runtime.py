@@ -217,8 +217,7 @@ def check_hooks(hooks: dict[str, tuple[str, ...]] = HOOKS) -> None:
         missing = [attribute for attribute in attributes if attribute not in vars(module)]
         if missing:
             raise LoadError(
-                f"mlx-lm {_version('mlx-lm')} lacks {name}.{missing[0]}, which Treadle needs "
-                f"(tested with {TESTED})."
+                f"mlx-lm {_version('mlx-lm')} lacks {name}.{missing[0]}, which Treadle needs (tested with {TESTED})."
             )
 
 

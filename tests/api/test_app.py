@@ -167,9 +167,7 @@ def test_health_tells_the_truth_when_nothing_can_be_answered(state: str) -> None
         server.engine.failure = "No such file." if state == "failed" else None
         response = server.get("/health")
         assert response.status_code == 503 and response.json()["status"] == state
-        assert response.json()["reason"] == (
-            "No such file." if state == "failed" else f"The engine is {state}."
-        )
+        assert response.json()["reason"] == ("No such file." if state == "failed" else f"The engine is {state}.")
 
 
 def test_requests_while_loading_are_told_to_come_again() -> None:

@@ -113,9 +113,7 @@ def test_a_bad_completion_field_is_named(fields: dict[str, Any], param: str) -> 
     assert caught.value.param == param
 
 
-@pytest.mark.parametrize(
-    "data", [b"", b"{", b"[]", b"1", b"nan", b'{"a": "\\ud800"}', b"\xff\xfe", b"[" * 100_000]
-)
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b"1", b"nan", b'{"a": "\\ud800"}', b"\xff\xfe", b"[" * 100_000])
 def test_what_is_no_json_object_is_refused(data: bytes) -> None:
     with pytest.raises(BadRequest) as caught:
         parse(data, ChatBody)
@@ -169,9 +167,7 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=6,
 )
-NAMES = st.sampled_from(
-    sorted({*ChatBody.model_fields, *CompletionBody.model_fields, "tools", "best_of", "x"})
-)
+NAMES = st.sampled_from(sorted({*ChatBody.model_fields, *CompletionBody.model_fields, "tools", "best_of", "x"}))
 
 
 @given(st.dictionaries(NAMES, JSON, max_size=5), st.sampled_from([ChatBody, CompletionBody]))

@@ -80,9 +80,7 @@ def test_streamed_completions_equal_the_object(
     shape = LegacyLogprobs(tokenizer()) if logprobs else None
     made = [list(events_of(sequence, stops)) for sequence in sequences]
     echoes = ["prömpt" if echo else ""] * len(made)
-    text, whole = both(
-        CompletionWriter(HEAD, echoes, usage, shape), CompletionCollector(HEAD, echoes, shape), made
-    )
+    text, whole = both(CompletionWriter(HEAD, echoes, usage, shape), CompletionCollector(HEAD, echoes, shape), made)
     sent = chunks(text)
     for choice in whole["choices"]:
         mine = [c["choices"][0] for c in sent if c["choices"] and c["choices"][0]["index"] == choice["index"]]
@@ -129,9 +127,7 @@ def test_usage_has_the_details_that_clients_read() -> None:
 def test_half_a_character_is_named_by_its_bytes_in_completions() -> None:
     ids = tokenizer().encode("ö", add_special_tokens=False)
     items = tuple(TokenLogprob(token, -1.0) for token in ids)
-    event = next(
-        events_of([Output("x", tokens=tuple(ids), logprobs=items), Output("x", finish=Finish.STOP)], [])
-    )
+    event = next(events_of([Output("x", tokens=tuple(ids), logprobs=items), Output("x", finish=Finish.STOP)], []))
     block = LegacyLogprobs(tokenizer()).block(event, start=3)
     assert block["tokens"] == ["bytes:\\xc3", "bytes:\\xb6"]
     assert block["text_offset"] == [3, 3] and block["top_logprobs"] == [None, None]

@@ -47,9 +47,7 @@ class Rows:
         logits = np.array(forward(self.model, pieces, self.layers))
         for row, piece in enumerate(pieces):
             self.tokens[row] += piece
-            np.testing.assert_array_equal(
-                logits[row, len(piece) - 1], logits_alone(self.model, self.tokens[row])
-            )
+            np.testing.assert_array_equal(logits[row, len(piece) - 1], logits_alone(self.model, self.tokens[row]))
 
     def drop(self, row: int) -> None:
         self.layers.drop(row)
@@ -74,9 +72,7 @@ tokens = st.integers(1, VOCAB - 1)
 @pytest.mark.parametrize("kinds", [("rows", "window"), ("window", "window"), ("state", "rows")], ids="+".join)
 @settings(max_examples=25)
 @given(data=st.data())
-def test_any_history_of_a_batch_reads_like_each_sequence_alone(
-    kinds: tuple[str, ...], data: st.DataObject
-) -> None:
+def test_any_history_of_a_batch_reads_like_each_sequence_alone(kinds: tuple[str, ...], data: st.DataObject) -> None:
     rows = Rows(HashModel(kinds, window=5))
     rows.join(data.draw(st.lists(tokens, min_size=1, max_size=30)))
     rewinds = "state" not in kinds

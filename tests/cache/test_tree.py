@@ -115,9 +115,7 @@ def test_a_payload_that_cannot_be_made_leaves_the_tree_as_it_was(tree):
     assert (tree.totals.nodes, tree.totals.tokens) == (1, 3)
 
 
-@pytest.mark.parametrize(
-    "ids", [np.zeros(3, np.int32), np.zeros((1, 3), np.int64), np.zeros(6, np.int64)[::2]]
-)
+@pytest.mark.parametrize("ids", [np.zeros(3, np.int32), np.zeros((1, 3), np.int64), np.zeros(6, np.int64)[::2]])
 def test_ids_that_would_have_to_be_copied_are_refused(tree, ids):
     with pytest.raises(ValueError, match="contiguous int64"):
         tree.match(tree.root("r"), ids)

@@ -275,9 +275,7 @@ class TreeMachine(RuleBasedStateMachine):
     @rule(nbytes=st.integers(0, 200))
     def evict_to_budget(self, nbytes):
         used = self.tree.totals.nbytes
-        plan = plan_eviction(
-            self.tree.evict_order(), Budget(nbytes), used=used, now=self.now, active_memory=0, limit=1
-        )
+        plan = plan_eviction(self.tree.evict_order(), Budget(nbytes), used=used, now=self.now, active_memory=0, limit=1)
         for victim in plan:
             root, ids = root_of(victim.node), path_ids(victim.node)
             self.tree.remove(victim.node)

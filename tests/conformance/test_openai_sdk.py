@@ -97,9 +97,7 @@ def test_streamed_logprobs_come_with_their_text(client: OpenAI) -> None:
 
 
 def test_a_limit_ends_with_length_even_inside_a_character(client: OpenAI) -> None:
-    reply = client.chat.completions.create(
-        model="fake", messages=HELLO, max_tokens=9, max_completion_tokens=3
-    )
+    reply = client.chat.completions.create(model="fake", messages=HELLO, max_tokens=9, max_completion_tokens=3)
     assert reply.choices[0].finish_reason == "length"
     assert reply.choices[0].message.content == "hello w�"
 

@@ -48,9 +48,7 @@ settings_of_rows = st.builds(
 
 
 @given(st.lists(settings_of_rows, min_size=1, max_size=4), st.integers(0, 1000))
-def test_drawn_tokens_lie_inside_the_filters_and_do_not_depend_on_neighbours(
-    rows: list[Sampling], seed: int
-) -> None:
+def test_drawn_tokens_lie_inside_the_filters_and_do_not_depend_on_neighbours(rows: list[Sampling], seed: int) -> None:
     logits = np.random.default_rng(seed).normal(0, 2, (len(rows), VOCAB)).astype(np.float32)
     together = draw(logits, rows)
     for i, row in enumerate(rows):

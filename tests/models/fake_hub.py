@@ -77,9 +77,7 @@ def _handler(hub: FakeHub) -> type[BaseHTTPRequestHandler]:
             if name in hub.cut and hub.drops:
                 hub.drops -= 1
                 stop = hub.cut[name]
-            self.send(
-                206 if asked else 200, data[start:stop], {**headers, "Content-Length": str(len(data) - start)}
-            )
+            self.send(206 if asked else 200, data[start:stop], {**headers, "Content-Length": str(len(data) - start)})
             if stop < len(data):
                 self.close_connection = True
 

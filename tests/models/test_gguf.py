@@ -57,9 +57,7 @@ def test_all_kinds_of_metadata_are_read(tmp_path: Path) -> None:
         writer.add_array("x.list", [1, 2, 3])
 
     tiny = make("qwen3")
-    metadata = read(
-        write_gguf(tmp_path / "m.gguf", Tiny(tiny.family, tiny.config, tiny.weights, extra))
-    ).metadata
+    metadata = read(write_gguf(tmp_path / "m.gguf", Tiny(tiny.family, tiny.config, tiny.weights, extra))).metadata
     expected = {**values, "i64": -(1 << 40), "f32": 0.5, "f64": 0.1, "bool": True, "text": "größe"}
     assert {key: metadata[f"x.{key}"] for key in expected} == expected
     assert metadata["x.list"] == [1, 2, 3]

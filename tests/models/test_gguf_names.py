@@ -15,9 +15,7 @@ from treadle.models.gguf_names import FAMILIES, ROPE_FACTORS, family_of, row_ord
 from treadle.runtime import mlx_lm_module
 
 
-def opened(
-    architecture: str = "llama", tensors: dict[str, NDArray[np.float32]] | None = None, **keys: Any
-) -> GGUF:
+def opened(architecture: str = "llama", tensors: dict[str, NDArray[np.float32]] | None = None, **keys: Any) -> GGUF:
     """A file in memory: eight layers of width 64. Dots in keys are written as double underscores."""
     sizes: dict[str, Any] = {
         "block_count": 8,
@@ -120,22 +118,15 @@ def test_a_tensor_without_a_place_is_refused_by_name(name: str) -> None:
 
 def test_names_of_both_kinds_are_translated() -> None:
     family = FAMILIES["gemma3"]
-    assert (
-        target_name(family, "blk.11.post_ffw_norm.weight")
-        == "model.layers.11.post_feedforward_layernorm.weight"
-    )
+    assert target_name(family, "blk.11.post_ffw_norm.weight") == "model.layers.11.post_feedforward_layernorm.weight"
     assert target_name(family, "token_embd.weight") == "model.embed_tokens.weight"
 
 
 def test_linear_and_yarn_scaling_are_told() -> None:
-    linear = FAMILIES["gemma3"].config(
-        opened("gemma3", rope__scaling__type="linear", rope__scaling__factor=8.0)
-    )
+    linear = FAMILIES["gemma3"].config(opened("gemma3", rope__scaling__type="linear", rope__scaling__factor=8.0))
     assert linear["rope_scaling"] == {"rope_type": "linear", "factor": 8.0}
     keys = {"type": "yarn", "factor": 4.0, "original_context_length": 32768, "yarn_beta_fast": 16.0}
-    yarn = FAMILIES["qwen2"].config(
-        opened("qwen2", **{f"rope__scaling__{key}": value for key, value in keys.items()})
-    )
+    yarn = FAMILIES["qwen2"].config(opened("qwen2", **{f"rope__scaling__{key}": value for key, value in keys.items()}))
     expected = {
         "rope_type": "yarn",
         "factor": 4.0,
@@ -171,10 +162,7 @@ def test_only_permuted_families_reorder_and_only_queries_and_keys() -> None:
     file = opened()
     queries = _tensor("blk.0.attn_q.weight", np.zeros((64, 64), np.float32))
     assert row_order(FAMILIES["qwen2"], file, queries) is None
-    assert (
-        row_order(FAMILIES["llama"], file, _tensor("blk.0.attn_v.weight", np.zeros((32, 64), np.float32)))
-        is None
-    )
+    assert row_order(FAMILIES["llama"], file, _tensor("blk.0.attn_v.weight", np.zeros((32, 64), np.float32))) is None
     order = row_order(FAMILIES["llama"], file, queries)
     assert order is not None
     assert order[:4].tolist() == [0, 2, 4, 6]

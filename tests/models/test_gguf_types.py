@@ -24,9 +24,9 @@ def test_exact_types_stay_packed_and_exact(name: str) -> None:
     weight = convert(tensor(name), ORDER)
     assert weight.quantization is not None
     parts = to_mlx(weight, mx.float32)
-    values = mx.dequantize(
-        parts["weight"], parts["scales"], parts.get("biases"), **weight.quantization
-    ).astype(mx.float32)
+    values = mx.dequantize(parts["weight"], parts["scales"], parts.get("biases"), **weight.quantization).astype(
+        mx.float32
+    )
     np.testing.assert_array_equal(np.array(values), reference(name, random_rows(name, 2))[ORDER])
 
 

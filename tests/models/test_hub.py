@@ -75,9 +75,7 @@ def test_a_dropped_connection_is_resumed_where_it_broke(fake: FakeHub, impatient
     assert fake.ranges["model.safetensors"] == [None, "bytes=5000-"]
 
 
-def test_a_lost_connection_is_one_sentence_and_finished_files_are_kept(
-    fake: FakeHub, impatient: None
-) -> None:
+def test_a_lost_connection_is_one_sentence_and_finished_files_are_kept(fake: FakeHub, impatient: None) -> None:
     fake.cut["model.safetensors"], fake.drops = 5000, 99
     with pytest.raises(LoadError, match=r"Downloading org/demo failed .* run again"):
         hub.fetch("org/demo", silent)
@@ -87,9 +85,7 @@ def test_a_lost_connection_is_one_sentence_and_finished_files_are_kept(
     assert len(fake.ranges["config.json"]) == 1
 
 
-def test_a_complete_download_serves_offline_and_unreachable(
-    fake: FakeHub, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_complete_download_serves_offline_and_unreachable(fake: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     online = hub.fetch("org/demo@main", silent)
     point_at(closed_port(), monkeypatch)
     assert hub.fetch("org/demo@main", silent) == online

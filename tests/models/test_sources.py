@@ -153,9 +153,7 @@ def test_every_registered_model_is_named_and_pinned() -> None:
 
 def test_resolving_imports_no_mlx() -> None:
     code = "import sys; from treadle.models import sources; sources.known_models(); print(*sys.modules)"
-    loaded = subprocess.run(
-        [sys.executable, "-c", code], check=True, capture_output=True, text=True
-    ).stdout.split()
+    loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
     assert "treadle.models.packages" in loaded and "mlx.core" not in loaded
 
 

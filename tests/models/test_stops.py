@@ -26,9 +26,7 @@ def tokenizer(template: str | None, eos: int | None = None) -> Any:
         ({"eos_token_id": None, "text_config": None}, {"eos_token_id": None}, set()),
     ],
 )
-def test_every_declared_id_counts(
-    config: dict[str, Any], generation: dict[str, Any], expected: set[int]
-) -> None:
+def test_every_declared_id_counts(config: dict[str, Any], generation: dict[str, Any], expected: set[int]) -> None:
     assert stop_ids(tokenizer(None), config, generation) == expected
 
 

@@ -18,9 +18,7 @@ def build_wheel(folder: Path, project: str, member: str, content: bytes) -> Whee
         archive.writestr(member, content)
         archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {project}\nVersion: 1.0\n")
         archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        archive.writestr(
-            f"{info}/RECORD", f"{member},,\n{info}/METADATA,,\n{info}/WHEEL,,\n{info}/RECORD,,\n"
-        )
+        archive.writestr(f"{info}/RECORD", f"{member},,\n{info}/METADATA,,\n{info}/WHEEL,,\n{info}/RECORD,,\n")
     data = path.read_bytes()
     return Wheel(project, "1.0", len(data), hashlib.sha256(data).hexdigest(), member)
 
@@ -29,9 +27,7 @@ def build_model(folder: Path, name: str, parts: list[bytes]) -> PackagedModel:
     """A packaged model whose file is the concatenation of `parts`, one wheel each."""
     folder.mkdir(parents=True, exist_ok=True)
     whole = b"".join(parts)
-    wheels = tuple(
-        build_wheel(folder, f"{name}-part{i}", f"{name}/part{i}.bin", part) for i, part in enumerate(parts)
-    )
+    wheels = tuple(build_wheel(folder, f"{name}-part{i}", f"{name}/part{i}.bin", part) for i, part in enumerate(parts))
     return PackagedModel(
         name=name,
         about="made up",

@@ -35,9 +35,7 @@ CHATML = (
 
 def _wrap(core: Tokenizer, **settings: object) -> PreTrainedTokenizerFast:
     core.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIALS])
-    made = PreTrainedTokenizerFast(
-        tokenizer_object=core, eos_token="<|im_end|>", unk_token="<unk>", **settings
-    )
+    made = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|im_end|>", unk_token="<unk>", **settings)
     made.chat_template = CHATML
     return made
 

@@ -27,9 +27,7 @@ texts = st.one_of(st.sampled_from(TEXTS), st.text(st.characters(exclude_categori
 cut_sets = st.lists(st.integers(0, 60), max_size=8)
 
 
-def stream(
-    tokenizer: PreTrainedTokenizerFast, ids: Sequence[int], cuts: Sequence[int], keep: bool = False
-) -> str:
+def stream(tokenizer: PreTrainedTokenizerFast, ids: Sequence[int], cuts: Sequence[int], keep: bool = False) -> str:
     detokeniser = Detokeniser(tokenizer, keep_special=keep)
     bounds = [0, *sorted(min(cut, len(ids)) for cut in cuts), len(ids)]
     return "".join(detokeniser.push(ids[a:b]) for a, b in pairwise(bounds)) + detokeniser.finish()
@@ -91,11 +89,7 @@ def test_byte_complete_vocabularies_give_back_any_text(name: str, text: str, cut
     prompt = "a" if name in STRIPS_FIRST_SPACE else ""
     head = tokenizer.encode(prompt, add_special_tokens=False)
     ids = tokenizer.encode(prompt + text, add_special_tokens=False)
-    if (
-        ids[: len(head)] == head
-        and "▁" not in text
-        and not any(s in text for s in tokenizer.all_special_tokens)
-    ):
+    if ids[: len(head)] == head and "▁" not in text and not any(s in text for s in tokenizer.all_special_tokens):
         assert stream(tokenizer, ids[len(head) :], cuts) == text
 
 
@@ -183,9 +177,7 @@ SUFFIX = _with_decoder(decoders.BPEDecoder(suffix="</w>"), ["a</w>", "b", "c</w>
 
 
 @given(st.sampled_from([CTC, SUFFIX]), st.lists(st.integers(0, 3), max_size=40), cut_sets)
-def test_other_decoders_stream_exactly(
-    tokenizer: PreTrainedTokenizerFast, ids: list[int], cuts: list[int]
-) -> None:
+def test_other_decoders_stream_exactly(tokenizer: PreTrainedTokenizerFast, ids: list[int], cuts: list[int]) -> None:
     assert pieces_of(tokenizer).table is None
     assert stream(tokenizer, ids, cuts) == decode(tokenizer, ids)
 

@@ -26,9 +26,7 @@ def test_the_byte_map_covers_each_byte_once() -> None:
         ("\x80", b"\xc2\x80"),
     ],
 )
-def test_a_byte_level_token_is_bytes_unless_it_holds_a_character_outside_the_map(
-    token: str, piece: bytes
-) -> None:
+def test_a_byte_level_token_is_bytes_unless_it_holds_a_character_outside_the_map(token: str, piece: bytes) -> None:
     assert byte_level_piece(token) == piece
 
 

@@ -45,9 +45,7 @@ def answer(outputs: Sequence[Output], stops: Sequence[str] = ()) -> Collected:
 
 
 @given(texts, stop_lists, cut_sets)
-def test_the_answer_does_not_depend_on_how_tokens_are_grouped(
-    text: str, stops: list[str], cuts: list[int]
-) -> None:
+def test_the_answer_does_not_depend_on_how_tokens_are_grouped(text: str, stops: list[str], cuts: list[int]) -> None:
     ids = ids_of(text)
     assert answer(outputs_of(ids, cuts), stops) == answer(outputs_of(ids, range(len(ids))), stops)
 
@@ -68,9 +66,7 @@ def test_without_a_stop_string_every_token_is_reported_once_in_order(text: str, 
 
 
 @given(texts, stop_lists, cut_sets)
-def test_a_token_comes_with_the_event_in_which_its_text_ends(
-    text: str, stops: list[str], cuts: list[int]
-) -> None:
+def test_a_token_comes_with_the_event_in_which_its_text_ends(text: str, stops: list[str], cuts: list[int]) -> None:
     shown = 0
     for event in run(outputs_of(ids_of(text), cuts), stops):
         before, shown = shown, shown + len(event.text)
@@ -165,9 +161,7 @@ def listen(engine: Engine, stops: Sequence[str]) -> Collected:
 
 
 @given(texts, stop_lists, cut_sets)
-def test_streamed_equals_collected_and_a_stop_string_aborts_once(
-    text: str, stops: list[str], cuts: list[int]
-) -> None:
+def test_streamed_equals_collected_and_a_stop_string_aborts_once(text: str, stops: list[str], cuts: list[int]) -> None:
     engine = Engine(outputs_of(ids_of(text), cuts))
     made = listen(engine, stops)
     assert made == answer(engine.outputs, stops)

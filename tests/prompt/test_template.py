@@ -25,10 +25,7 @@ SYSTEM_FIRST = (
     "[{{ m['role'] }}]{{ m['content'] }}"
     "{% endfor %}"
 )
-THINKING = (
-    "{{ messages[0]['content'] }}"
-    "{% if enable_thinking is defined and not enable_thinking %}<quiet>{% endif %}"
-)
+THINKING = "{{ messages[0]['content'] }}{% if enable_thinking is defined and not enable_thinking %}<quiet>{% endif %}"
 TOOLS = "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}{{ messages[0]['content'] }}"
 
 
@@ -45,9 +42,7 @@ def say(*turns: str) -> list[dict[str, Any]]:
 
 def test_the_generation_prompt_is_added() -> None:
     assert render(using(CHATML), say("u hi")) == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
-    assert (
-        render(using(CHATML), say("u hi"), add_generation_prompt=False) == "<|im_start|>user\nhi<|im_end|>\n"
-    )
+    assert render(using(CHATML), say("u hi"), add_generation_prompt=False) == "<|im_start|>user\nhi<|im_end|>\n"
 
 
 def test_a_last_assistant_message_is_continued() -> None:
@@ -108,9 +103,7 @@ def test_variables_reach_the_template() -> None:
     assert render(using(CHATML), say("u hi"), enable_thinking=False) == render(using(CHATML), say("u hi"))
 
 
-@pytest.mark.parametrize(
-    "name", ["tools", "messages", "chat_template", "tokenize", "add_generation_prompt", "model"]
-)
+@pytest.mark.parametrize("name", ["tools", "messages", "chat_template", "tokenize", "add_generation_prompt", "model"])
 def test_variables_that_are_not_the_clients_are_refused(name: str) -> None:
     with pytest.raises(BadRequest) as caught:
         check_kwargs({name: "x"})

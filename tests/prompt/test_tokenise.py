@@ -104,9 +104,7 @@ def test_a_stored_truncation_cuts_no_prompt() -> None:
 
 def test_prefix_spaces_after_special_tokens_are_those_of_a_full_encoding() -> None:
     core = byte_level().backend_tokenizer
-    core.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(True)]
-    )
+    core.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(True)])
     encoder = Encoder(PreTrainedTokenizerFast(tokenizer_object=core))
     for text in ("a<|im_start|>b", f"{FILLER}<|im_start|>b{FILLER}<|im_end|>7c"):
         assert encoder.encode(text, False).tolist() == core.encode(text, add_special_tokens=False).ids

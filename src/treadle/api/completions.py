@@ -23,9 +23,7 @@ class CompletionWriter:
     """Server-sent chunks. `echoes` has each choice's prompt, or an empty string; `logprobs` is None
     when none were asked for. Usage chunks are as in chat."""
 
-    def __init__(
-        self, head: Head, echoes: Sequence[str], usage: bool, logprobs: LegacyLogprobs | None
-    ) -> None:
+    def __init__(self, head: Head, echoes: Sequence[str], usage: bool, logprobs: LegacyLogprobs | None) -> None:
         self._head = head
         self._echoes = echoes
         self._usage = usage

@@ -37,9 +37,7 @@ class Context:
         """The loaded model, if `name` is one of its names or empty. Raises NotReady, ModelNotFound."""
         model = self.engine.model
         if name and name not in (model.name, model.source, self.config.model):
-            raise ModelNotFound(
-                f"The model {name[:200]!r} is not served here; {model.name!r} is.", param="model"
-            )
+            raise ModelNotFound(f"The model {name[:200]!r} is not served here; {model.name!r} is.", param="model")
         return model
 
 

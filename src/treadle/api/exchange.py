@@ -68,9 +68,7 @@ class Whole(Exchange):
     async def respond(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await self.job.run(self._collector.add)
-            response = json_response(
-                self._collector.reply(self.job.usage), headers={"x-request-id": self.job.id}
-            )
+            response = json_response(self._collector.reply(self.job.usage), headers={"x-request-id": self.job.id})
         except TreadleError as error:
             response = error_response(error)
         await response(scope, receive, send)

@@ -50,9 +50,7 @@ def _is_id(value: Any) -> bool:
 
 def _prompts(value: Any) -> Any:
     """Legacy `prompt`: text, token ids, or a list of either, as a list of prompts."""
-    prompts = (
-        [value] if isinstance(value, str) or (isinstance(value, list) and all(map(_is_id, value))) else value
-    )
+    prompts = [value] if isinstance(value, str) or (isinstance(value, list) and all(map(_is_id, value))) else value
     if not isinstance(prompts, list) or not prompts:
         raise ValueError("must be a string, a list of token ids, or a non-empty list of either")
     for prompt in prompts:

@@ -92,9 +92,7 @@ class Job:
     @property
     def usage(self) -> Usage:
         """Counts over all choices; each prompt counts once, however many choices it has."""
-        done = [
-            (choice, self._usages[choice.index]) for choice in self._choices if choice.index in self._usages
-        ]
+        done = [(choice, self._usages[choice.index]) for choice in self._choices if choice.index in self._usages]
         prompts = [usage for choice, usage in done if choice.counts_prompt]
         return Usage(
             prompt_tokens=sum(usage.prompt_tokens for usage in prompts),

@@ -68,9 +68,7 @@ def head_of(model: ModelPort, job: Job) -> Head:
     return Head(job.id, job.created, model.name, f"fp_{model.revision[:16]}")
 
 
-async def start(
-    here: Context, body: Body, prefix: str, build: Build[Body]
-) -> tuple[ModelPort, Job, Sequence[Prompt]]:
+async def start(here: Context, body: Body, prefix: str, build: Build[Body]) -> tuple[ModelPort, Job, Sequence[Prompt]]:
     """Build the prompts and submit every choice. All errors known before generation are raised here."""
     model = here.served(body.model)
     drawn = sampling(body, model.defaults, model.caps.vocab_size)

@@ -22,14 +22,9 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--rounds", type=int, default=2)
     args = parser.parse_args(argv)
     subject = subject_of(args.model)
-    speeds = {
-        n: max(_speed(subject, n, args.prompt, args.tokens) for _ in range(args.rounds)) for n in args.streams
-    }
+    speeds = {n: max(_speed(subject, n, args.prompt, args.tokens) for _ in range(args.rounds)) for n in args.streams}
     one = speeds[args.streams[0]] / args.streams[0]
-    rows = [
-        {"streams": n, "tok/s": s, "ms/step": 1000 * n / s, "times one stream": s / one}
-        for n, s in speeds.items()
-    ]
+    rows = [{"streams": n, "tok/s": s, "ms/step": 1000 * n / s, "times one stream": s / one} for n, s in speeds.items()]
     report("batch", rows, model=subject.name, prompt=args.prompt)
 
 
@@ -37,8 +32,7 @@ def _speed(subject: Subject, streams: int, prompt: int, tokens: int) -> float:
     """Tokens per second over all rows, from the moment all rows decode until the first one ends."""
     loop = loop_of(subject, max_rows=max(streams, 1))
     requests = [
-        random_request(f"r{i}", subject.caps.vocab_size, prompt, tokens + 4 * streams, i)
-        for i in range(streams)
+        random_request(f"r{i}", subject.caps.vocab_size, prompt, tokens + 4 * streams, i) for i in range(streams)
     ]
     for request in requests:
         loop.submit(request)

@@ -33,9 +33,7 @@ def main(argv: list[str]) -> None:
             ours.append(_ours(subject, prompt, args.tokens))
             theirs.append(_mlx_lm(subject, prompt, args.tokens))
         rows.append(_row(prompt, np.array(ours[1:]), np.array(theirs[1:])))
-    report(
-        "decode", rows, model=subject.name, copy_gb_s=copy_bandwidth(), weight_gb=subject.weight_bytes / 1e9
-    )
+    report("decode", rows, model=subject.name, copy_gb_s=copy_bandwidth(), weight_gb=subject.weight_bytes / 1e9)
 
 
 def _row(prompt: int, ours: Any, theirs: Any) -> dict[str, float]:

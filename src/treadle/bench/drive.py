@@ -40,9 +40,7 @@ def loop_of(subject: Subject, **settings: object) -> Loop:
     return Loop(subject.model, subject.caps, config, partial(new_layers, subject.model, subject.caps))
 
 
-def random_request(
-    id: str, vocab_size: int, prompt: int, tokens: int, seed: int = 0, **sampling: object
-) -> Request:
+def random_request(id: str, vocab_size: int, prompt: int, tokens: int, seed: int = 0, **sampling: object) -> Request:
     """A greedy request of random ids that never ends by itself."""
     ids = np.random.default_rng(seed).integers(0, vocab_size, prompt)
     return Request(id, ids, Sampling(**{"temperature": 0.0, **sampling}), tokens)  # type: ignore[arg-type]

@@ -59,9 +59,7 @@ def random_model(shape: str, bits: int | None) -> Subject:
     config = SHAPES[shape]
     module = mlx_lm_module(f"models.{config['model_type']}")
     model = module.Model(module.ModelArgs.from_dict(config))
-    model.update(
-        tree_map(lambda a: (mx.random.normal(a.shape) * 0.02).astype(mx.bfloat16), model.parameters())
-    )
+    model.update(tree_map(lambda a: (mx.random.normal(a.shape) * 0.02).astype(mx.bfloat16), model.parameters()))
     if bits is not None:
         nn.quantize(model, 64, bits)
     model.eval()

@@ -127,9 +127,7 @@ def evicting(rng: np.random.Generator) -> Result:
         for node, _ in zip(tree.evict_order(), range(1_000), strict=False):
             tree.remove(node)
         times.append((time.perf_counter() - begin) * 1e6)
-    return Result(
-        "evict 1k of 10k (all)", 1_000 * ENTRY_TOKENS, 10_000, 1, float(np.median(times)), max(times)
-    )
+    return Result("evict 1k of 10k (all)", 1_000 * ENTRY_TOKENS, 10_000, 1, float(np.median(times)), max(times))
 
 
 def forest(rng: np.random.Generator, entries: int) -> tuple[Tree, Root]:

@@ -24,9 +24,7 @@ def check_tree(nodes: Sequence[Node], roots: Mapping[Hashable, Root], totals: To
         _check_edge(node)
     for key, root in roots.items():
         _require(root.key == key, "a root is known under another key")
-        _require(
-            all(id(child) in place for child in root.children.values()), "a child is not in the order of use"
-        )
+        _require(all(id(child) in place for child in root.children.values()), "a child is not in the order of use")
     _check_totals(nodes, totals)
 
 

@@ -143,9 +143,7 @@ class Layers:
     moves the last row into the hole, and the caller's list must do the same.
     """
 
-    def __init__(
-        self, caches: Sequence[Any], columns: dict[int | None, Columns], foreign: Sequence[Any] = ()
-    ) -> None:
+    def __init__(self, caches: Sequence[Any], columns: dict[int | None, Columns], foreign: Sequence[Any] = ()) -> None:
         self.caches = list(caches)
         self.columns = columns
         self.foreign = list(foreign)
@@ -228,9 +226,7 @@ class Layers:
             row, start = columns.place(source.length, source.index)
             for mine, theirs in zip(self._of(columns), other._of(source), strict=True):
                 if theirs.keys is not None:
-                    mine.place(
-                        row, start, theirs.keys[:, :, : source.index], theirs.values[:, :, : source.index]
-                    )
+                    mine.place(row, start, theirs.keys[:, :, : source.index], theirs.values[:, :, : source.index])
         for a, b in zip(self.states, other.states, strict=True):
             a.join(b, self.num_rows)
         self._lengths.append(other.lengths[0])

@@ -19,9 +19,7 @@ GB = 1e9
 
 
 def doctor(
-    model: Annotated[
-        str | None, typer.Option("--model", "-m", help="Also load this model and describe it.")
-    ] = None,
+    model: Annotated[str | None, typer.Option("--model", "-m", help="Also load this model and describe it.")] = None,
     context_length: options.ContextLength = options.DEFAULTS["context_length"],
 ) -> None:
     """Show the device, versions, memory and what works; exit code 1 when something does not.

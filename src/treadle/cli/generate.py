@@ -18,9 +18,7 @@ def generate(
     model: options.Model = options.DEFAULTS["model"],
     prompt: Annotated[str, typer.Option("--prompt", "-p", help="The text; - reads it from stdin.")] = "-",
     system: options.System = None,
-    raw: Annotated[
-        bool, typer.Option("--raw", help="Continue the text as it is, without chat template.")
-    ] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it is, without chat template.")] = False,
     max_tokens: options.MaxTokens = None,
     temperature: options.Temperature = None,
     top_p: options.TopP = None,

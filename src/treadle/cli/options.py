@@ -21,15 +21,11 @@ Model = Annotated[
 ]
 ContextLength = Annotated[
     int | None,
-    typer.Option(
-        help="Most tokens of prompt and reply together.", show_default="what the model was trained for"
-    ),
+    typer.Option(help="Most tokens of prompt and reply together.", show_default="what the model was trained for"),
 ]
 MemoryLimit = Annotated[
     float | None,
-    typer.Option(
-        "--memory-limit-gb", help="Most memory for model and caches, in GB.", show_default="from the device"
-    ),
+    typer.Option("--memory-limit-gb", help="Most memory for model and caches, in GB.", show_default="from the device"),
 ]
 MaxTokens = Annotated[
     int | None,

@@ -15,23 +15,17 @@ from treadle.config import Config
 
 def serve(
     model: options.Model = DEFAULTS["model"],
-    host: Annotated[
-        str, typer.Option(help="Address to listen on; 0.0.0.0 opens it to the network.")
-    ] = DEFAULTS["host"],
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 opens it to the network.")] = DEFAULTS[
+        "host"
+    ],
     port: Annotated[int, typer.Option("--port", "-p", help="Port to listen on.")] = DEFAULTS["port"],
     context_length: options.ContextLength = DEFAULTS["context_length"],
-    max_rows: Annotated[int, typer.Option(help="Most requests that are answered at once.")] = DEFAULTS[
-        "max_rows"
-    ],
-    max_waiting: Annotated[int, typer.Option(help="Most requests that wait; more get 429.")] = DEFAULTS[
-        "max_waiting"
-    ],
+    max_rows: Annotated[int, typer.Option(help="Most requests that are answered at once.")] = DEFAULTS["max_rows"],
+    max_waiting: Annotated[int, typer.Option(help="Most requests that wait; more get 429.")] = DEFAULTS["max_waiting"],
     on_busy: Annotated[
         str, typer.Option(help="What a request meets while others run: batch, queue or preempt.")
     ] = DEFAULTS["on_busy"],
-    prefill_chunk: Annotated[int, typer.Option(help="Most prompt tokens in one step.")] = DEFAULTS[
-        "prefill_chunk"
-    ],
+    prefill_chunk: Annotated[int, typer.Option(help="Most prompt tokens in one step.")] = DEFAULTS["prefill_chunk"],
     prefill_share: Annotated[
         float, typer.Option(help="Share of the time for new prompts while replies stream.")
     ] = DEFAULTS["prefill_share"],
@@ -41,9 +35,9 @@ def serve(
     request_timeout_s: Annotated[
         float | None, typer.Option(help="Most seconds for one request.", show_default="none")
     ] = DEFAULTS["request_timeout_s"],
-    drain_s: Annotated[
-        float, typer.Option(help="Seconds that running requests get to finish at shutdown.")
-    ] = DEFAULTS["drain_s"],
+    drain_s: Annotated[float, typer.Option(help="Seconds that running requests get to finish at shutdown.")] = DEFAULTS[
+        "drain_s"
+    ],
     keepalive_s: Annotated[
         float, typer.Option(help="Longest silence of a stream in seconds before a comment is sent.")
     ] = DEFAULTS["keepalive_s"],

@@ -115,14 +115,10 @@ class Engine:
             raise NotReady(self.failure or "The server is shutting down.")
         _check(request, caps.vocab_size, caps.context_length)
         if len(self._streams) >= self.config.max_rows + self.config.max_waiting:
-            raise QueueFull(
-                f"{len(self._streams)} requests are running or waiting already; try again shortly."
-            )
+            raise QueueFull(f"{len(self._streams)} requests are running or waiting already; try again shortly.")
         if request.id in self._streams:
             raise BadRequest(f"The request id {request.id!r} is in use.", param="id")
-        self._ledger.check(
-            len(request.prompt), request.max_tokens or caps.context_length - len(request.prompt)
-        )
+        self._ledger.check(len(request.prompt), request.max_tokens or caps.context_length - len(request.prompt))
         stream = self._streams[request.id] = Stream(request.id, self)
         self._inbox.put(lambda loop: loop.submit(request))
         return stream
@@ -242,8 +238,6 @@ def _check(request: Request, vocab_size: int, context_length: int) -> None:
         raise ContextLengthExceeded(len(prompt), context_length)
     for token, _ in request.sampling.logit_bias:
         if not 0 <= token < vocab_size:
-            raise BadRequest(
-                f"logit_bias has the id {token}, but ids end at {vocab_size - 1}.", param="logit_bias"
-            )
+            raise BadRequest(f"logit_bias has the id {token}, but ids end at {vocab_size - 1}.", param="logit_bias")
     if request.max_tokens is not None and request.max_tokens < 0:
         raise BadRequest("max_tokens must not be negative.", param="max_tokens")

@@ -42,9 +42,7 @@ class Flight:
         ]
 
 
-def _logprob(
-    row: Sequence, token: int, chosen: float, ids: list[int], scores: list[float]
-) -> TokenLogprob | None:
+def _logprob(row: Sequence, token: int, chosen: float, ids: list[int], scores: list[float]) -> TokenLogprob | None:
     wanted = row.request.sampling.logprobs
     if wanted is None:
         return None

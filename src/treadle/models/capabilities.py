@@ -27,9 +27,7 @@ mlx_cache: Any = mlx_lm_module("models.cache")
 def describe(model: Any, vocab_size: int, context_length: int) -> Caps:
     """Build `Caps`: run the self-check with a few tokens (some ten small forwards) and measure the footprint."""
     kinds = tuple(_kind(c) for c in mlx_cache.make_prompt_cache(model))
-    windows = {
-        c.max_size for c in _flat(mlx_cache.make_prompt_cache(model)) if type(c) is mlx_cache.RotatingKVCache
-    }
+    windows = {c.max_size for c in _flat(mlx_cache.make_prompt_cache(model)) if type(c) is mlx_cache.RotatingKVCache}
     caps = Caps(
         vocab_size=vocab_size,
         context_length=context_length,
@@ -145,14 +143,10 @@ def _checked(model: Any, caps: Caps) -> Caps:
     own = _attempt(lambda: _solo(model, caps, trial))
     if (fault := _fault(reference, own)) is not None:
         foreign = tuple(LayerKind.FOREIGN for _ in caps.layers)
-        return replace(
-            caps, layers=foreign, why=f"our layers differ from the model file's own caches: {fault}"
-        )
+        return replace(caps, layers=foreign, why=f"our layers differ from the model file's own caches: {fault}")
     fault = _fault(reference, _attempt(lambda: _decoded(model, caps, trial)))
     if fault is not None:
-        return replace(
-            caps, batching=Batching.NEVER, why=f"rows decoded together differ from rows alone: {fault}"
-        )
+        return replace(caps, batching=Batching.NEVER, why=f"rows decoded together differ from rows alone: {fault}")
     fault = _fault(reference, _attempt(lambda: _ragged(model, caps, trial)))
     if fault is not None:
         return replace(caps, batching=Batching.DECODE, why=f"padded prefill differs from rows alone: {fault}")

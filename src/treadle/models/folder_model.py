@@ -17,9 +17,7 @@ from treadle.models.placement import WeightForm, hold_dense
 log = logging.getLogger(__name__)
 
 
-def load_folder(
-    path: Path, backend: runtime.Backend, weights: WeightForm
-) -> tuple[Any, dict[str, Any], bool]:
+def load_folder(path: Path, backend: runtime.Backend, weights: WeightForm) -> tuple[Any, dict[str, Any], bool]:
     """The model, evaluated, its config, and whether quantised weights were expanded.
 
     On a CPU all floats become float32 where that fits the rule of `hold_dense`; norms and the scales and

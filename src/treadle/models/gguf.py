@@ -122,9 +122,7 @@ class GGUF:
         """
         value = self.require(f"{self.architecture}.{key}")
         if not isinstance(value, int) or value < 1:
-            raise LoadError(
-                f"{self.paths[0].name} has {self.architecture}.{key} = {value!r}, not a positive number."
-            )
+            raise LoadError(f"{self.paths[0].name} has {self.architecture}.{key} = {value!r}, not a positive number.")
         return value
 
     def tensor(self, name: str) -> Tensor:
@@ -182,9 +180,7 @@ def _read_part(path: Path) -> GGUF:
         metadata = _metadata(cursor, num_keys)
         heads = [_tensor_head(cursor) for _ in range(num_tensors)]
     except (struct.error, IndexError) as error:
-        raise LoadError(
-            f"{path.name} is truncated: its header goes on beyond the end of the file."
-        ) from error
+        raise LoadError(f"{path.name} is truncated: its header goes on beyond the end of the file.") from error
     except (UnicodeDecodeError, ValueError, OverflowError) as error:
         raise LoadError(f"{path.name} is damaged: {error}.") from error
     alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
@@ -201,9 +197,7 @@ def _header(cursor: _Cursor, path: Path) -> tuple[int, int]:
     version = cursor.scalar("I")
     if version not in VERSIONS:
         kind = "big-endian" if version & 0xFFFF == 0 else f"version {version}"
-        raise LoadError(
-            f"{path.name} is a {kind} GGUF file; versions 2 and 3 in little-endian order can be read."
-        )
+        raise LoadError(f"{path.name} is a {kind} GGUF file; versions 2 and 3 in little-endian order can be read.")
     num_tensors, num_keys = cursor.scalar("Q"), cursor.scalar("Q")
     cursor.check_count(num_tensors + num_keys)
     return num_tensors, num_keys
@@ -255,9 +249,7 @@ def _tensor(file: NDArray[np.uint8], start: int, head: _TensorHead, path: Path) 
         raise LoadError(f"Tensor {head.name} of {path.name} has the unknown type number {head.type}.")
     *leading, columns = head.shape
     if min(head.shape) < 1 or columns % kind.elements:
-        raise LoadError(
-            f"{path.name} is damaged: tensor {head.name} of type {kind.name} has shape {head.shape}."
-        )
+        raise LoadError(f"{path.name} is damaged: tensor {head.name} of type {kind.name} has shape {head.shape}.")
     rows, row_size = math.prod(leading), columns // kind.elements * kind.size
     begin = start + head.offset
     if begin + rows * row_size > file.size:

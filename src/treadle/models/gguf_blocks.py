@@ -20,9 +20,7 @@ Blocks = NDArray[Any]
 GROUP = 32  # values that share a scale and a bias
 FOUR = np.uint8(4)
 # Values of the 4-bit codes of IQ4_NL and IQ4_XS, and of MXFP4 (E2M1).
-IQ4_VALUES = np.array(
-    [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], dtype=np.float32
-)
+IQ4_VALUES = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], dtype=np.float32)
 FP4_VALUES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], dtype=np.float32)
 FP4_BIAS = 127  # exponent byte of scale 1
 

@@ -75,9 +75,7 @@ def family_of(gguf: GGUF) -> Family:
         raise LoadError(f"GGUF files of architecture {gguf.architecture!r} are not supported (only {known}).")
     for key in UNSUPPORTED:
         if gguf.hyper(key) not in (None, 0, 1):
-            raise LoadError(
-                f"GGUF files with {gguf.architecture}.{key} = {gguf.hyper(key)!r} are not supported."
-            )
+            raise LoadError(f"GGUF files with {gguf.architecture}.{key} = {gguf.hyper(key)!r} are not supported.")
     return family
 
 
@@ -94,9 +92,7 @@ def target_name(family: Family, name: str) -> str:
     number, _, part = part.partition(".")
     if block == "blk" and number.isdecimal() and part in family.layer:
         return f"model.layers.{int(number)}.{family.layer[part]}.{kind}"
-    raise LoadError(
-        f"Tensor {name} is not known for this architecture, so the model cannot be loaded as it is."
-    )
+    raise LoadError(f"Tensor {name} is not known for this architecture, so the model cannot be loaded as it is.")
 
 
 def row_order(family: Family, gguf: GGUF, tensor: Tensor) -> NDArray[np.intp] | None:
@@ -189,9 +185,7 @@ def _llama3_scaling(gguf: GGUF) -> Config:
     wavelengths = 2 * np.pi * base ** (np.arange(len(factors)) / len(factors))
     smooth = np.clip((original / wavelengths - low) / (high - low), 0, 1)
     if factor < 1 or not np.allclose(factors, 1 / ((1 - smooth) / factor + smooth), rtol=1e-3):
-        raise LoadError(
-            f"The frequency factors in {ROPE_FACTORS} are not those of Llama 3, so they cannot be used."
-        )
+        raise LoadError(f"The frequency factors in {ROPE_FACTORS} are not those of Llama 3, so they cannot be used.")
     return {
         "rope_type": "llama3",
         "factor": factor,

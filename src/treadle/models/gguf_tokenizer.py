@@ -72,9 +72,7 @@ def load_tokenizer(gguf: GGUF) -> Any:
     """
     kind = gguf.require("tokenizer.ggml.model")
     if kind not in ("gpt2", "llama"):
-        raise LoadError(
-            f"GGUF files with a tokenizer of kind {kind!r} are not supported (only gpt2 and llama)."
-        )
+        raise LoadError(f"GGUF files with a tokenizer of kind {kind!r} are not supported (only gpt2 and llama).")
     tokens = _Tokens.of(gguf)
     backend = _byte_level(gguf, tokens) if kind == "gpt2" else _sentencepiece(gguf, tokens)
     backend.add_special_tokens(tokens.added(CONTROL, special=True))
@@ -114,9 +112,7 @@ class _Tokens:
         texts = gguf.require("tokenizer.ggml.tokens")
         kinds = gguf.metadata.get("tokenizer.ggml.token_type", [NORMAL] * len(texts))
         if len(kinds) != len(texts):
-            raise LoadError(
-                f"{gguf.paths[0].name} is damaged: {len(texts)} tokens, {len(kinds)} token types."
-            )
+            raise LoadError(f"{gguf.paths[0].name} is damaged: {len(texts)} tokens, {len(kinds)} token types.")
         return cls(texts, kinds)
 
     def added(self, kind: int, *, special: bool) -> list[AddedToken]:

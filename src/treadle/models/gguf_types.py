@@ -46,7 +46,7 @@ def convert(
 
     `offset` is taken off plain values, before they are rounded to a narrower type.
     Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K and Q5_K keep their codes; MXFP4 keeps codes and exponents; Q2_K, Q3_K,
-    Q6_K, IQ4_NL and IQ4_XS have groups that MLX has not, and become 8-bit with groups of 32.
+    Q6_K, IQ4_NL and IQ4_XS have no exact form in MLX and become 8-bit with groups of 32.
     """
     kind, vector = tensor.type.name, len(tensor.shape) == 1
     raw = np.ascontiguousarray(tensor.raw if rows is None or vector else tensor.raw[rows])

@@ -95,8 +95,7 @@ def _explain(repo: str, revision: str | None, error: Exception) -> str:
         return f"{repo} has no revision {revision!r}; leave it out for the newest."
     if isinstance(error, errors.RepositoryNotFoundError):
         return (
-            f"Hugging Face has no model {repo} that you may read; "
-            "check the spelling, or set HF_TOKEN if it is private."
+            f"Hugging Face has no model {repo} that you may read; check the spelling, or set HF_TOKEN if it is private."
         )
     if constants.is_offline_mode():
         return (

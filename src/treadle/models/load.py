@@ -60,9 +60,7 @@ class _Parts:
     dense: bool
 
 
-def load_model(
-    source: ResolvedSource, context_length: int | None, *, weights: WeightForm = "auto"
-) -> LoadedModel:
+def load_model(source: ResolvedSource, context_length: int | None, *, weights: WeightForm = "auto") -> LoadedModel:
     """Load a model; runs on the engine thread and takes seconds to minutes.
 
     `context_length` in tokens lowers what the model was trained for; `weights`: how quantised ones are held.
@@ -71,17 +69,19 @@ def load_model(
         LoadError: one sentence on what is missing, damaged or not supported.
         ConfigError: `context_length` is beyond the trained one.
     """
+    runtime.prepare()  # before the first import of MLX, which the next line brings
     from treadle.models.capabilities import describe
 
-    runtime.prepare()
     runtime.check_hooks()
     facts = runtime.device_facts()
     parts = (_load_gguf if source.kind == "gguf" else _load_folder)(source, facts.backend, weights)
     length = _context_length(parts.config, context_length)
+    form = "dense" if parts.dense else "packed"
+    log.info("%s: weights held %s on %s, context of %d tokens", source.name, form, facts.backend, length)
     return LoadedModel(
         name=source.name,
         source=str(source.path),
-        revision=fingerprint(parts.weight_files, "dense" if parts.dense else "packed"),
+        revision=fingerprint(parts.weight_files, form),
         model=parts.model,
         tokenizer=parts.tokenizer,
         config=parts.config,

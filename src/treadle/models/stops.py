@@ -46,8 +46,6 @@ def _ids(declared: Any) -> set[int]:
 
 def _turn_enders(tokenizer: Any) -> set[int]:
     template = template_of(tokenizer) or ""
-    special = {
-        token.content: number for number, token in tokenizer.added_tokens_decoder.items() if token.special
-    }
+    special = {token.content: number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
     enders = [text for text in TURN_ENDERS if text in template and text in special]
     return {special[text] for text in enders if not (text == CHANNEL_END and CHANNEL in template)}

@@ -156,9 +156,7 @@ def _samples(pieces: Pieces, table: Sequence[bytes], draw: random.Random) -> lis
     the tokenizer's decoder replaces the whole run.
     """
     strings = pieces.strings
-    byte_ids = {
-        table[i]: i for i, s in enumerate(strings) if s and BYTE_TOKEN.fullmatch(s) and len(table[i]) == 1
-    }
+    byte_ids = {table[i]: i for i, s in enumerate(strings) if s and BYTE_TOKEN.fullmatch(s) and len(table[i]) == 1}
     raw = set(byte_ids.values())
     plain = [i for i, s in enumerate(strings) if s is not None and i not in raw]
     samples = [[draw.choice(plain) for _ in range(draw.randint(1, 24))] for _ in range(48)] if plain else []

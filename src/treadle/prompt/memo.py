@@ -176,9 +176,7 @@ class Memo:
         ids = np.concatenate([known.ids[:offset], *parts])
         ids.flags.writeable = False
         ends = np.cumsum([offset, *(part.size for part in parts)]).tolist()
-        made = Conversation(
-            text, ids, [*known.cuts[:kept], *cuts, len(text)], [*known.offsets[: kept - 1], *ends]
-        )
+        made = Conversation(text, ids, [*known.cuts[:kept], *cuts, len(text)], [*known.offsets[: kept - 1], *ends])
         self._remember(made, known if kept >= len(known.cuts) - 1 else None)
         return ids
 

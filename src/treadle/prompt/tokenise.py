@@ -87,9 +87,7 @@ class Encoder:
         """Set the memo up; the reason if this tokenizer cannot have one."""
         if not self._tokenizer.is_fast:
             return "the tokenizer is not a fast one"
-        tokens = cut_tokens(
-            self._tokenizer.added_tokens_decoder.values(), str(self._tokenizer.chat_template or "")
-        )
+        tokens = cut_tokens(self._tokenizer.added_tokens_decoder.values(), str(self._tokenizer.chat_template or ""))
         if not tokens:
             return "it has no special token that text can be cut at"
         # The call also sets the tokenizer's truncation and padding off, as the memo needs them.
