@@ -43,9 +43,9 @@ def run(code: str, limit: int | None = None, **environment: str) -> Any:
 
 
 @needs_openblas
-def test_openblas_is_used_with_a_thread_for_each_core() -> None:
+def test_openblas_is_used_with_threads_for_half_the_cores() -> None:
     name, threads, note = run(BLAS + TELL)
-    assert (name, threads) == ("openblas", runtime.physical_cores())
+    assert (name, threads) == ("openblas", runtime.blas_threads())
     assert "OpenBLAS" in note
 
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from tests.engine.test_loop import request_of
 from tests.fakes import STOP, HashModel, slow_twin
-
 from treadle.config import Config
 from treadle.engine import engine as engine_module
 from treadle.engine.engine import Engine
