@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from treadle.errors import NotReady, TreadleError
-from treadle.types import Batching, Caps, Finish, LayerKind, Output, Request, TokenLogprob, Usage
+from treadle.types import Batching, CacheReport, Caps, Finish, LayerKind, Output, Request, TokenLogprob, Usage
 
 SPECIALS = ("<|end|>", "<|system|>", "<|user|>", "<|assistant|>")
 MERGES = (("h", "e"), ("l", "l"), ("he", "ll"), ("hell", "o"), ("Ġ", "w"), ("Ġ", "t"))
@@ -152,9 +152,14 @@ class FakeStream:
 
 
 class FakeEngine:
-    """`submit` starts the script that `plan` makes of a request. Everything it saw can be asked for."""
+    """`submit` starts the script that `plan` makes of a request. Everything it saw can be asked for.
 
-    def __init__(self, plan: Callable[[Request], Script] | Script | None = None, **model: Any) -> None:
+    A `silent` one never answers questions about its cache.
+    """
+
+    def __init__(
+        self, plan: Callable[[Request], Script] | Script | None = None, *, silent: bool = False, **model: Any
+    ) -> None:
         self._plan = plan or say("hello")
         self._model = FakeModel(**model)
         self.state = "loading"
@@ -163,6 +168,8 @@ class FakeEngine:
         self.streams: dict[str, FakeStream] = {}
         self.requests: list[Request] = []
         self.aborted: dict[str, str] = {}  # id -> the phase it was aborted in
+        self.report = CacheReport()
+        self._silent = silent
 
     @property
     def model(self) -> FakeModel:
@@ -195,6 +202,21 @@ class FakeEngine:
         self.aborted[id] = stream.phase
         stream.cancel(error)
         return True
+
+    async def cache_report(self) -> CacheReport:
+        await self._answering()
+        return self.report
+
+    async def cache_clear(self) -> int:
+        await self._answering()
+        freed, self.report = self.report.used_bytes, replace(self.report, entries=(), used_bytes=0)
+        return freed
+
+    async def _answering(self) -> None:
+        if self.state != "ready":
+            raise NotReady("The model is still loading.")
+        if self._silent:
+            await asyncio.Event().wait()
 
     async def stop(self) -> None:
         self.state = "stopped"

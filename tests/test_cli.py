@@ -84,6 +84,16 @@ def test_serve_without_options_is_the_default_configuration(monkeypatch: pytest.
     assert served(monkeypatch) == Config()
 
 
+GIVEN = {
+    "host": "::1",
+    "on_busy": "queue",
+    "prefill_share": "0.25",
+    "cache_quantization": "4",
+    "cache_group_size": "32",
+    "cache_dir": "kept",
+}  # where 7 is no legal value
+
+
 def test_every_option_of_serve_reaches_its_field(monkeypatch: pytest.MonkeyPatch) -> None:
     wanted: dict[str, Any] = {}
     arguments: list[str] = []
@@ -96,8 +106,8 @@ def test_every_option_of_serve_reaches_its_field(monkeypatch: pytest.MonkeyPatch
             wanted[field.name] = True
             arguments.append("--" + field.name.replace("_", "-"))
         else:
-            text = {"host": "::1", "on_busy": "queue", "prefill_share": "0.25"}.get(field.name, "7")
-            wanted[field.name] = text if isinstance(default, str) else float(text)
+            text = GIVEN.get(field.name, "7")
+            wanted[field.name] = text if isinstance(default, str) or field.name == "cache_dir" else float(text)
             arguments += ["--" + field.name.replace("_", "-"), text]
     assert asdict(served(monkeypatch, *arguments)) == wanted
 
@@ -107,6 +117,8 @@ def test_a_bad_setting_is_one_sentence_that_names_its_key(
 ) -> None:
     assert run(monkeypatch, "serve", "--prefill-share", "2") == 2
     assert capsys.readouterr().err == "treadle: prefill_share must lie between 0 and 1, not 2.0.\n"
+    assert run(monkeypatch, "serve", "--cache-quantization", "5") == 2
+    assert capsys.readouterr().err == "treadle: cache_quantization must be one of off, 8, 4, not '5'.\n"
     assert run(monkeypatch, "serve", "--port", "eighty") == 2
     assert "--port" in capsys.readouterr().err
 

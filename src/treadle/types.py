@@ -6,6 +6,7 @@ read from any thread.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -61,6 +62,7 @@ class Request:
     stop_ids: frozenset[int] = frozenset()  # end ids; a hit is not part of the output
     timeout_s: float | None = None  # wall clock from submit; then Finish.ABORT
     cache_salt: str = ""  # requests with different salts never share computed rows
+    boundaries: tuple[int, ...] = ()  # positions in `prompt` where a message starts, ascending; may be many
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,3 +159,40 @@ class Caps:
     def rewindable(self) -> bool:
         """Whether any number of recent tokens can be taken back without a checkpoint."""
         return all(kind in (LayerKind.ROWS, LayerKind.WINDOWED) for kind in self.layers)
+
+
+HIT_KINDS = ("exact", "prefix", "supersequence", "branch", "miss")
+
+
+def _no_hits() -> Mapping[str, int]:
+    return dict.fromkeys(HIT_KINDS, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheEntry:
+    """One stored prefix, for monitoring."""
+
+    tokens: int
+    bytes: int
+    hits: int
+    age_s: float  # since it was last used
+    tier: str  # parked | live | memory | quantised | disk
+    has_images: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CacheReport:
+    """The prefix cache at one moment, for monitoring. The default is that of a cache that is off."""
+
+    enabled: bool = False
+    budget_bytes: int = 0
+    used_bytes: int = 0  # on the device; not what is on disk
+    entries: tuple[CacheEntry, ...] = ()
+    hits: Mapping[str, int] = field(default_factory=_no_hits)  # look-ups by kind, all of HIT_KINDS
+    reused_tokens: int = 0  # prompt tokens that were really not computed, over all requests
+    computed_tokens: int = 0  # prompt tokens that were
+    evictions: Mapping[str, int] = field(default_factory=dict)  # by reason
+    freed_bytes: Mapping[str, int] = field(default_factory=dict)  # by reason
+    bytes_by_tier: Mapping[str, int] = field(default_factory=dict)
+    disk: Mapping[str, int] | None = None  # None: no disk tier
+    note: str = ""  # a sentence on what the cache cannot do for this model

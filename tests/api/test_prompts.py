@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,6 +27,26 @@ def test_a_conversation_is_rendered_and_encoded() -> None:
     text = "<|system|>SHOUT<|user|>hi<|end|><|assistant|>"
     assert prompt.ids.tolist() == tokenizer().encode(text, add_special_tokens=False)
     assert prompt.echo == ""
+
+
+def test_the_starts_of_the_messages_go_with_the_prompt() -> None:
+    turns = [{"role": "user", "content": "hello world"}, {"role": "assistant", "content": "hello"}]
+    (prompt,) = prompts.chat_prompts(MODEL, ChatBody(messages=turns * 2))
+    pieces = [tokenizer().decode(part) for part in np.split(prompt.ids, prompt.boundaries)]
+    user, assistant = "<|user|>hello world<|end|>", "<|assistant|>hello"
+    assert pieces == [user, f"{assistant}<|end|>", user, assistant]
+    assert completion("<|user|>hello world<|end|><|user|>")[0].boundaries == ()
+
+
+def test_the_attribution_line_of_an_agent_does_not_reach_the_prompt() -> None:
+    def ids(value: str) -> list[int]:
+        header = {"type": "text", "text": f"x-anthropic-billing-header: cc_version=2; cch={value};"}
+        system = {"role": "system", "content": [header, {"type": "text", "text": "Be kind."}]}
+        body = ChatBody(messages=[system, {"role": "user", "content": "hi"}])
+        return prompts.chat_prompts(MODEL, body)[0].ids.tolist()
+
+    assert ids("543cf") == ids("a1b2c")
+    assert tokenizer().decode(ids("543cf")) == "<|system|>Be kind.<|end|><|user|>hi<|end|><|assistant|>"
 
 
 def test_a_name_that_the_template_reserves_is_refused() -> None:

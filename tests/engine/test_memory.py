@@ -67,7 +67,7 @@ def test_measured_activations_correct_the_estimate() -> None:
 def test_requests_that_do_not_fit_together_run_one_after_the_other() -> None:
     model = HashModel()
     ledger = Ledger(Footprint(row_bytes=1000), base=0, limit=70_000)
-    run = Run(Loop(model, model.caps, Config(), lambda: new_layers(model, model.caps), ledger, Clock()))
+    run = Run(Loop(model, model.caps, Config(), lambda: new_layers(model, model.caps), ledger, clock=Clock()))
     asked = [request_of(f"r{i}", [i + 1] * 30, 12) for i in range(5)]
     for request in asked:
         run.loop.submit(request)

@@ -56,6 +56,12 @@ def test_drawn_tokens_lie_inside_the_filters_and_do_not_depend_on_neighbours(row
         assert together[i] in allowed(logits[i], row)
 
 
+@pytest.mark.parametrize("temperature", [1e-320, 1e-45, 1e-38, 1e-7, 1e-6])
+def test_a_temperature_close_to_zero_is_greedy(temperature: float) -> None:
+    logits = np.random.default_rng(0).normal(0, 20, (1, VOCAB)).astype(np.float32)
+    assert draw(logits, [Sampling(temperature=temperature, top_p=0.9, top_k=50)]) == [int(logits.argmax())]
+
+
 def test_frequencies_follow_the_softmax() -> None:
     logits = np.full((1, VOCAB), -np.inf, np.float32)
     logits[0, :4] = np.log([0.5, 0.3, 0.15, 0.05])

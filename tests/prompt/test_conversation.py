@@ -97,11 +97,15 @@ def test_pictures_are_refused_by_place(kind: str) -> None:
     [
         ({"role": "wizard", "content": "x"}, "messages[0].role"),
         ({"content": "x"}, "messages[0].role"),
+        ({"role": ["user"], "content": "x"}, "messages[0].role"),
         ({"role": "user", "content": None}, "messages[0].content"),
         ({"role": "user", "content": 5}, "messages[0].content"),
         ({"role": "user", "content": [{"type": "input_audio"}]}, "messages[0].content[0].type"),
         ({"role": "user", "content": [{"type": "text"}]}, "messages[0].content[0].text"),
         ({"role": "user", "content": ["x"]}, "messages[0].content[0].type"),
+        ({"role": "user", "content": [{"type": {}, "text": "x"}]}, "messages[0].content[0].type"),
+        ({"role": "assistant", "tool_calls": 5}, "messages[0].tool_calls"),
+        ({"role": "assistant", "tool_calls": "abc"}, "messages[0].tool_calls"),
         ({"role": "assistant", "tool_calls": [{"id": "c"}]}, "messages[0].tool_calls[0].function"),
     ],
 )

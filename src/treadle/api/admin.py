@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+from collections.abc import Awaitable, Mapping
+from typing import Any, TypeVar
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -13,8 +15,12 @@ from treadle.api.context import context
 from treadle.api.errors import json_response
 from treadle.api.ports import ModelPort
 from treadle.errors import NotFound, NotReady
+from treadle.types import CacheReport
+
+ANSWER_S = 30.0  # the engine answers between two steps; one that needs longer hangs
 
 router = APIRouter()
+T = TypeVar("T")
 
 
 @router.get("/")
@@ -25,7 +31,7 @@ async def root(request: Request) -> Response:
             "name": "treadle",
             "version": __version__,
             "api": "/v1",
-            "routes": ["/v1/chat/completions", "/v1/completions", "/v1/models", "/health", "/docs"],
+            "routes": ["/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/cache", "/health", "/docs"],
         }
     )
 
@@ -64,6 +70,58 @@ async def cancel(request: Request, id: str) -> Response:
     if not context(request).jobs.cancel(id):
         raise NotFound(f"No request {id[:100]!r} is running.", param="id", code="request_not_found")
     return json_response({"id": id, "object": "request", "cancelled": True})
+
+
+@router.get("/v1/cache")
+async def cache(request: Request) -> Response:
+    """What the prefix cache holds and what it has saved; a cache that is off is empty."""
+    return json_response(cache_object(await answered(context(request).engine.cache_report())))
+
+
+@router.delete("/v1/cache")
+async def clear_cache(request: Request) -> Response:
+    """Drop every prefix that no running request uses, from memory and from disk."""
+    freed = await answered(context(request).engine.cache_clear())
+    return json_response({"object": "cache", "cleared": True, "freed_bytes": freed})
+
+
+async def answered(question: Awaitable[T]) -> T:
+    """What the engine says. Raises NotReady when it does not say it in time."""
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            return await question
+    except TimeoutError as error:
+        raise NotReady(f"The engine has not answered for {ANSWER_S:g} seconds.") from error
+
+
+def cache_object(report: CacheReport) -> dict[str, Any]:
+    """The report as it is, and its totals."""
+    return {
+        "object": "cache",
+        "enabled": report.enabled,
+        "note": report.note,
+        "budget_bytes": report.budget_bytes,
+        "used_bytes": report.used_bytes,
+        "totals": {
+            "entries": len(report.entries),
+            "tokens": sum(entry.tokens for entry in report.entries),
+            "bytes": sum(entry.bytes for entry in report.entries),
+            "lookups": sum(report.hits.values()),
+        },
+        "hits": named(report.hits),
+        "reused_tokens": report.reused_tokens,
+        "computed_tokens": report.computed_tokens,
+        "evictions": named(report.evictions),
+        "freed_bytes": named(report.freed_bytes),
+        "bytes_by_tier": named(report.bytes_by_tier),
+        "disk": None if report.disk is None else named(report.disk),
+        "entries": report.entries,  # dataclasses are JSON objects to the encoder
+    }
+
+
+def named(counts: Mapping[str, int]) -> dict[str, int]:
+    """Plain strings as keys: the encoder takes no enumerations for them."""
+    return {str(name): count for name, count in counts.items()}
 
 
 def model_entry(model: ModelPort, created: int) -> dict[str, Any]:

@@ -90,14 +90,16 @@ def submit(
     job = Job(id, here.jobs)
     try:
         for index in range(len(prompts) * body.n):
+            prompt = prompts[index // body.n]
             request = Request(
                 id=f"{id}:{index}" if index else id,
-                prompt=prompts[index // body.n].ids,
+                prompt=prompt.ids,
                 sampling=replace(drawn, seed=choice_seed(drawn.seed, index % body.n)),
                 max_tokens=body.limit,
                 stop_ids=model.stop_ids,
                 timeout_s=timeout_s,
                 cache_salt=body.cache_salt,
+                
             )
             stream = here.engine.submit(request)
             made = events(aiter(stream), TextStream(model.tokenizer, body.stop), stream.abort)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, Protocol
 
-from treadle.types import Caps, Output, Request
+from treadle.types import CacheReport, Caps, Output, Request
 
 
 class ModelPort(Protocol):
@@ -53,4 +53,12 @@ class EnginePort(Protocol):
     def start(self) -> None: ...
     def counts(self) -> tuple[int, int]: ...
     def submit(self, request: Request) -> StreamPort: ...
+    async def cache_report(self) -> CacheReport:
+        """The prefix cache between two steps of the loop. Raises NotReady when no loop runs."""
+        ...
+
+    async def cache_clear(self) -> int:
+        """Drop every prefix that no request uses; the bytes freed. Raises NotReady when no loop runs."""
+        ...
+
     async def stop(self) -> None: ...

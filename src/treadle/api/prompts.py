@@ -11,8 +11,10 @@ from treadle.api.ports import ModelPort
 from treadle.errors import BadRequest, ContextLengthExceeded
 from treadle.output.detokenise import Detokeniser
 from treadle.prompt.conversation import normalise
+from treadle.prompt.history import without_attribution
 from treadle.prompt.template import check_kwargs, render
 from treadle.prompt.tokenise import encode, encoder_of
+from treadle.prompt.turns import boundaries
 from treadle.types import Ids
 
 CHARS_PER_TOKEN = 8  # a text with more characters than this per token of context is counted in pieces first
@@ -22,17 +24,20 @@ MARGIN = 1.25  # a cut adds a few tokens, so only what is over by this much is o
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt for the engine, and its text where the reply must repeat it."""
+    """One prompt for the engine, where its messages start, and its text where the reply must repeat it."""
 
     ids: Ids
     echo: str = ""
+    boundaries: tuple[int, ...] = ()
 
 
 def chat_prompts(model: ModelPort, body: ChatBody) -> list[Prompt]:
     """Render and encode the messages: one prompt. Raises BadRequest, ContextLengthExceeded."""
     variables = check_kwargs(body.chat_template_kwargs)
-    text = render(model.tokenizer, normalise(body.messages), model=model.name, **variables)
-    return [Prompt(_encoded(model, text, "messages", special=False))]
+    messages = without_attribution(normalise(body.messages))
+    text = render(model.tokenizer, messages, model=model.name, **variables)
+    ids = _encoded(model, text, "messages", special=False)
+    return [Prompt(ids, boundaries=boundaries(model.tokenizer, ids))]
 
 
 def completion_prompts(model: ModelPort, body: CompletionBody) -> list[Prompt]:

@@ -27,6 +27,30 @@ MemoryLimit = Annotated[
     float | None,
     typer.Option("--memory-limit-gb", help="Most memory for model and caches, in GB.", show_default="from the device"),
 ]
+CacheGb = Annotated[
+    float | None,
+    typer.Option(
+        help="Most memory for computed prompts, in GB; 0 turns the prefix cache off.",
+        show_default="a fifth of the working set, 0.25 to 8",
+    ),
+]
+CacheIdle = Annotated[float, typer.Option(help="Seconds until a computed prompt that nobody uses is dropped.")]
+CacheQuantization = Annotated[
+    str, typer.Option(help="How computed prompts that are not in use are kept: off (as they are), 8 or 4 bits.")
+]
+CacheGroupSize = Annotated[int, typer.Option(help="Values that share a scale in a quantised prompt: 32, 64 or 128.")]
+CacheMinTokens = Annotated[
+    int, typer.Option(help="Shorter pieces of a prompt are neither quantised nor written to disk.")
+]
+CacheDir = Annotated[
+    str | None,
+    typer.Option(help="A folder that keeps computed prompts over restarts.", show_default="none"),
+]
+CacheDisk = Annotated[float, typer.Option(help="Most space that --cache-dir may take, in GB.")]
+CheckpointEvery = Annotated[
+    int,
+    typer.Option(help="Tokens between the points at which recurrent and windowed layers can be taken up again."),
+]
 MaxTokens = Annotated[
     int | None,
     typer.Option(help="Most tokens of a reply.", show_default="until the model ends"),

@@ -42,6 +42,14 @@ def serve(
         float, typer.Option(help="Longest silence of a stream in seconds before a comment is sent.")
     ] = DEFAULTS["keepalive_s"],
     memory_limit_gb: options.MemoryLimit = DEFAULTS["memory_limit_gb"],
+    cache_gb: options.CacheGb = DEFAULTS["cache_gb"],
+    cache_idle_s: options.CacheIdle = DEFAULTS["cache_idle_s"],
+    cache_quantization: options.CacheQuantization = DEFAULTS["cache_quantization"],
+    cache_group_size: options.CacheGroupSize = DEFAULTS["cache_group_size"],
+    cache_min_tokens: options.CacheMinTokens = DEFAULTS["cache_min_tokens"],
+    cache_dir: options.CacheDir = DEFAULTS["cache_dir"],
+    cache_disk_gb: options.CacheDisk = DEFAULTS["cache_disk_gb"],
+    checkpoint_every: options.CheckpointEvery = DEFAULTS["checkpoint_every"],
     max_body_mb: Annotated[float, typer.Option(help="Largest request body in MB.")] = DEFAULTS["max_body_mb"],
     log_prompts: Annotated[
         bool, typer.Option("--log-prompts", help="Write prompts to the log; they may be private.")

@@ -68,6 +68,8 @@ class Group:
         else:
             self.layers.join(sequence.layers)
         sequence.layers = None
+        if sequence.holder is not None:
+            sequence.holder.locate = lambda: (self.layers, self.rows.index(sequence))
         n = sequence.num_prompt
         self.sampler.join(sequence.request.sampling, sequence.tokens[:n], sequence.tokens[n:])
         last = mx.array(sequence.tokens[-1:].astype(np.int32))

@@ -21,6 +21,7 @@ from treadle.config import Config
 from treadle.engine import scheduler
 from treadle.engine.group import Flight, Group
 from treadle.engine.memory import Ledger
+from treadle.engine.reuse import Reuse
 from treadle.engine.sampling import NAN_TOKEN
 from treadle.engine.sequence import Emission, Sequence, Stage
 from treadle.types import Batching, Caps, Finish, Footprint, Output, Request
@@ -41,6 +42,7 @@ class Loop:
         config: Config,
         new_layers: Callable[[], Layers],
         ledger: Ledger | None = None,
+        reuse: Reuse | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.model = model
@@ -48,6 +50,7 @@ class Loop:
         self.config = config
         self.new_layers = new_layers
         self.ledger = ledger or Ledger(Footprint(), 0, UNLIMITED)
+        self.reuse = reuse or Reuse(None, caps, config.checkpoint_every)
         self.clock = clock
         self.waiting: deque[Sequence] = deque()
         self.prefilling: list[Sequence] = []
@@ -120,9 +123,8 @@ class Loop:
                 return
             sequence = self.waiting.popleft()
             self.ledger.promise(sequence.id, need)
+            self.reuse.make_room(self.ledger.free)
             sequence.started = sequence.started or self.clock()
-            sequence.layers = self.new_layers()
-            sequence.layers.reserve(sequence.pending)
             sequence.stage = Stage.PREFILL
             self.prefilling.append(sequence)
 
@@ -177,6 +179,7 @@ class Loop:
             if len(group.rows) == 1 or sequence.retried:
                 self._end(sequence, Finish.ERROR, error=_sentence(error))
             else:
+                self.reuse.forget(sequence)
                 sequence.restart()
                 self.ledger.release(sequence.id)
                 sequence.retried = sequence.alone = True
@@ -189,12 +192,17 @@ class Loop:
         allowance = self.pacer.allowance(bool(self.groups))
         if not self.prefilling or allowance == 0:
             return
-        facts = [scheduler.Prefilling(s.pending, i) for i, s in enumerate(self.prefilling)]
-        sequence = self.prefilling[scheduler.pick(facts, self._turn)]
+        ready = [s for s in self.prefilling if s.layers is not None or not self.reuse.coming(s, self.prefilling)]
+        facts = [scheduler.Prefilling(s.pending, i) for i, s in enumerate(ready)]
+        sequence = ready[scheduler.pick(facts, self._turn)]
         self._turn += 1
         try:
+            if sequence.layers is None:
+                fresh = self.new_layers()
+                fresh.reserve(sequence.pending)
+                self.reuse.acquire(sequence, fresh)
             n = min(self.ledger.chunk(allowance, len(sequence.tokens)), sequence.pending - 1)
-            self._chunk(sequence, n)
+            self._chunk(sequence, self.reuse.up_to_checkpoint(sequence, n))
         except Exception as error:
             log.exception("Prefill of %s failed.", sequence.id)
             self._end(sequence, Finish.ERROR, error=_sentence(error))
@@ -204,6 +212,7 @@ class Loop:
         if n:
             began = self.clock()
             self._forward(sequence, sequence.layers, n)
+            self.reuse.publish(sequence)
             self.pacer.prefilled(n, self.clock() - began, bool(self.groups))
         if sequence.pending == 1:
             self._enter(sequence)
@@ -242,6 +251,10 @@ class Loop:
 
     def _end(self, sequence: Sequence, finish: Finish, **made: Any) -> None:
         """Take a sequence out of wherever it is and report its end."""
+        if finish is Finish.ERROR:
+            self.reuse.forget(sequence)
+        else:
+            self.reuse.release(sequence, made.get("stop_id"))
         if sequence.stage is Stage.DECODE:
             group = next((g for g in self.groups if sequence in g.rows), None)
             if group is not None:

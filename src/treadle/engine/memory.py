@@ -48,13 +48,17 @@ class Ledger:
         """A sequence became longer than it was counted for."""
         self._promised[id] = max(self._promised[id], self.footprint.rows(num_tokens))
 
+    @property
+    def free(self) -> int:
+        """Bytes that nobody was promised; the prefix cache may have them."""
+        return self.limit - self.base - sum(self._promised.values())
+
     def release(self, id: str) -> None:
         self._promised.pop(id, None)
 
     def chunk(self, most: int, context: int) -> int:
         """The largest chunk, up to `most` tokens, whose activations fit now."""
-        free = self.limit - self.base - sum(self._promised.values())
-        while most > LEAST_CHUNK and self._chunk(most, context) > free:
+        while most > LEAST_CHUNK and self._chunk(most, context) > self.free:
             most //= 2
         return most
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from treadle.types import Ids, Sampling
 
 SHORTLIST = 64  # rows with 0 < top_k <= SHORTLIST never sort the whole vocabulary
+COLDEST = 1e-6  # lower temperatures are greedy: divided by them, logits could leave the range of float32
 NAN_TOKEN = -1  # what `draw` returns for a row whose logits are not numbers
 
 
@@ -123,7 +124,7 @@ class _Table:
 
     def __init__(self, rows: Sequence[Sampling], vocab_size: int) -> None:
         self.rows = rows
-        self.random = [i for i, s in enumerate(rows) if s.temperature > 0]
+        self.random = [i for i, s in enumerate(rows) if s.temperature >= COLDEST]
         self.penalised = [i for i, s in enumerate(rows) if s.penalised]
         self.num_top = max((s.logprobs for s in rows if s.logprobs is not None), default=None)
         self.bias = _bias(rows, vocab_size)

@@ -12,6 +12,7 @@ from enum import Enum
 import numpy as np
 
 from treadle.cache.layers import Layers
+from treadle.cache.segments import Holder
 from treadle.types import Finish, Ids, Request, TokenLogprob, Usage
 
 
@@ -29,6 +30,7 @@ class Sequence:
     arrived: float
     stage: Stage = Stage.WAITING
     layers: Layers | None = None  # its own, until it joins a group
+    holder: Holder | None = None  # its place in the prefix cache
     computed: int = 0
     launched: int = 0  # steps under way whose token is not read yet
     retried: bool = False  # computed once more after a fault in a shared step
@@ -80,7 +82,8 @@ class Sequence:
 
     def restart(self) -> None:
         """Forget what was computed, not what was accepted: all tokens are pending again."""
-        self.layers, self.computed, self.launched = None, 0, 0
+        self.layers = self.holder = None
+        self.computed = self.launched = 0
         self.stage = Stage.WAITING
 
     def usage(self, now: float) -> Usage:

@@ -26,6 +26,7 @@ MAY_BE_EMPTY = ("assistant", "tool")
 KEPT = ("name", "tool_call_id", "reasoning_content", "reasoning")
 TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 IMAGE_PARTS = ("image_url", "image", "input_image")
+MAX_SHOWN = 100  # characters of a wrong value in a message about it
 
 Message = dict[str, Any]
 
@@ -41,10 +42,11 @@ def normalise(messages: Sequence[Mapping[str, Any]], *, param: str = "messages")
 
 
 def _message(message: Mapping[str, Any], param: str) -> Message:
-    role = ROLES.get(message.get("role", ""))
+    given = message.get("role")
+    role = ROLES.get(given) if isinstance(given, str) else None
     if role is None:
         raise BadRequest(
-            f"A message's role must be one of {', '.join(ROLES)}, not {message.get('role')!r}.",
+            f"A message's role must be one of {', '.join(ROLES)}, not {str(given)[:MAX_SHOWN]!r}.",
             param=f"{param}.role",
         )
     plain: Message = {"role": role, "content": _content(message.get("content"), role, f"{param}.content")}
@@ -69,8 +71,10 @@ def _part(part: Any, param: str) -> str:
     kind = part.get("type") if isinstance(part, Mapping) else None
     if kind in IMAGE_PARTS:
         raise BadRequest("This model cannot see images.", param=param)
-    if not isinstance(part, Mapping) or kind not in TEXT_PARTS:
-        raise BadRequest(f"This model cannot read content parts of type {kind!r}.", param=f"{param}.type")
+    if not isinstance(part, Mapping) or not isinstance(kind, str) or kind not in TEXT_PARTS:
+        raise BadRequest(
+            f"This model cannot read content parts of type {str(kind)[:MAX_SHOWN]!r}.", param=f"{param}.type"
+        )
     text = part.get(TEXT_PARTS[kind])
     if not isinstance(text, str):
         raise BadRequest("A text part must have text.", param=f"{param}.{TEXT_PARTS[kind]}")
@@ -78,7 +82,10 @@ def _part(part: Any, param: str) -> str:
 
 
 def _calls(message: Mapping[str, Any], param: str) -> list[Message]:
-    calls = list(message.get("tool_calls") or ())
+    given = message.get("tool_calls")
+    if not isinstance(given, list | tuple | None):
+        raise BadRequest("The tool calls of a message must be a list.", param=f"{param}.tool_calls")
+    calls = list(given or ())
     if message.get("function_call") is not None:
         calls.append({"function": message["function_call"]})
     return [_call(call, f"{param}.tool_calls[{index}]") for index, call in enumerate(calls)]

@@ -1,0 +1,323 @@
+"""The prefix cache: from token ids to layers that already hold a part of them, and back. Engine thread only.
+
+    acquire   the longest usable prefix -> layers, n        publish   what a running sequence computed so far
+    release   park the layers, or cut them into the tree     keep      stay within the budget, quantise what is idle
+
+Reading never consumes: a prefix that others use is copied. A conversation that continues itself gets its own layers
+back without a copy. `Store` knows when bytes move; `segments.py` and `transfer.py` know how.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+
+import mlx.core as mx
+
+from treadle.cache.budget import Budget, Evictions, Reason, plan_eviction
+from treadle.cache.layers import Layers
+from treadle.cache.node import Match, Node, deepest_checkpoint
+from treadle.cache.segments import Holder, Live, Owned, Packed, is_live
+from treadle.cache.transfer import Snapshot, fill, needs_snapshots, snapshot
+from treadle.cache.tree import Tree
+from treadle.types import Ids
+
+log = logging.getLogger("treadle.cache")
+
+IDLE_PACK_S = 10.0  # an unused segment is quantised after so long
+DEEPER = 8  # nodes below a match that are searched for a snapshot which reaches back to it
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The cache's part of the configuration. `bits` 0 leaves idle segments as they are."""
+
+    budget: Budget
+    limit: int  # the memory limit in bytes
+    bits: int = 0
+    group_size: int = 64
+    min_tokens: int = 256
+
+
+@dataclass(slots=True)
+class Reuse:
+    """Prompt tokens that were served from the cache, and that were computed."""
+
+    reused: int = 0
+    computed: int = 0
+
+
+@dataclass(slots=True)
+class Lease:
+    """What `acquire` gives a sequence: its place in the tree, layers, and how many tokens they hold."""
+
+    holder: Holder
+    layers: Layers
+    length: int
+
+
+@dataclass(slots=True)
+class Store:
+    """See the module. `now` in seconds; `active_memory` is what the device counts."""
+
+    settings: Settings
+    now: Callable[[], float] = time.monotonic
+    active_memory: Callable[[], int] = mx.get_active_memory
+    tree: Tree = field(init=False)
+    evictions: Evictions = field(default_factory=Evictions)
+    reuse: Reuse = field(default_factory=Reuse)
+
+    def __post_init__(self) -> None:
+        self.tree = Tree(self.now)
+
+    # Giving
+
+    def acquire(self, key: Hashable, ids: Ids, fresh: Layers) -> Lease:
+        """Layers with the longest usable prefix of `ids`; at least one token is left to compute.
+
+        `fresh` are empty layers with room; they are used unless a parked sequence continues itself.
+        `locate` of the returned holder must be set by the caller before the next call of the store.
+        """
+        root = self.tree.root(key)
+        match = self.tree.match(root, ids)
+        most = min(_readable(match), len(ids) - 1)
+        parked = self._parked(match, most)
+        if parked is not None and (usable := _reach(parked, most)) > 0:
+            lease = self._continue(parked, usable)
+        else:
+            length, held = self._usable(match, most, fresh)
+            if length:
+                fill(fresh, [n.payload.read(used) for n, used in _pieces(match, length)], length, held)
+                mx.eval(fresh.arrays())
+            lease = Lease(Holder(root, lambda: (fresh, 0)), fresh, length)
+            lease.holder.leaf = next((n for n in match.nodes if n.start < length <= n.end), None)
+        self._hold(lease)
+        self.reuse.reused += lease.length
+        self.reuse.computed += len(ids) - lease.length
+        return lease
+
+    def _hold(self, lease: Lease) -> None:
+        holder = lease.holder
+        holder.known = lease.length
+        if holder.leaf is not None:
+            self.tree.touch(holder.leaf)
+            self.tree.pin(holder.leaf)
+
+    def _usable(self, match: Match, most: int, layers: Layers) -> tuple[int, Snapshot | None]:
+        """How far the match serves: all of it, or up to a snapshot where recurrent or windowed layers need one."""
+        if most <= 0 or not needs_snapshots(layers):
+            return max(most, 0), None
+        for node in _downwards(match.nodes[-1]) if match.nodes else ():
+            for checkpoint in node.checkpoints:
+                held = checkpoint.value
+                assert isinstance(held, Snapshot)
+                if held.floor <= most <= held.position:
+                    return most, held
+        below = deepest_checkpoint(match, most)
+        if below is None:
+            return 0, None
+        assert isinstance(below.value, Snapshot)
+        return below.position, below.value
+
+    def _parked(self, match: Match, most: int) -> Holder | None:
+        """The parked holder of the deepest used rows, if moving it costs less than copying from it."""
+        node = next((n for n in reversed(match.nodes) if n.start < most), None)
+        if node is None or not isinstance(node.payload, Live) or not node.payload.holder.parked:
+            return None
+        holder = node.payload.holder
+        return holder if holder.known <= 2 * most and holder.nodes()[0].start == 0 else None
+
+    def _continue(self, holder: Holder, length: int) -> Lease:
+        """Give a parked sequence its own layers back, rewound to `length`. What lay beyond is kept as a copy."""
+        layers, _ = holder.locate()
+        if length < holder.known:
+            self._cut(holder, length)
+            layers.rewind(0, holder.known - length)
+        for node in holder.nodes():
+            self.tree.replace_payload(node, Live(holder, node.start, node.end))
+        holder.parked = False
+        return Lease(holder, layers, length)
+
+    # Taking
+
+    def publish(self, holder: Holder, ids: Ids) -> None:
+        """Make the first `len(ids)` computed tokens of a running sequence available to others. Copies nothing."""
+        if len(ids) <= holder.known:
+            return
+        old = holder.leaf
+        if old is None:
+            leaf = self.tree.insert(holder.root, ids, lambda a, b: Live(holder, a, b))
+        elif not old.children and old.end == holder.known and not is_live(old.payload, holder):
+            leaf = self.tree.insert(holder.root, ids, lambda a, b: Live(holder, a, b))
+        else:
+            leaf = self.tree.extend(old, ids, holder.known, lambda a, b: Live(holder, a, b))
+        self.tree.pin(leaf)
+        if old is not None:
+            self.tree.unpin(old)
+        holder.leaf, holder.known = leaf, len(ids)
+        for node in leaf.path():  # this sequence has every row from the root on, so it can heal what a fault lost
+            if isinstance(node.payload, Live) and node.payload.holder.lost:
+                self.tree.replace_payload(node, Live(holder, node.start, node.end))
+
+    def checkpoint(self, holder: Holder, back: int = 0) -> None:
+        """Keep the recurrent and windowed layers as they are after the last published token."""
+        layers, row = holder.locate()
+        if holder.leaf is None or not needs_snapshots(layers):
+            return
+        held = snapshot(layers, row, back)
+        mx.eval(held.arrays())
+        self.tree.add_checkpoint(holder.leaf, held.position, held)
+
+    def release(self, holder: Holder, ids: Ids) -> None:
+        """The sequence ended with the rows of `ids` computed (and perhaps more). Alone it parks; a row is cut out."""
+        layers, row = holder.locate()
+        self.publish(holder, ids)
+        if holder.leaf is None:
+            return
+        back = layers.lengths[row] - len(ids)
+        if needs_snapshots(layers) and _can_go_back(layers, row, back):
+            self.checkpoint(holder, back)
+        nodes = holder.nodes()
+        whole = len(nodes) == len(holder.leaf.path()) and holder.leaf.end == len(ids)
+        if layers.num_rows == 1 and whole and _can_go_back(layers, row, back):
+            layers.rewind(0, back)
+            holder.park(layers)
+            for node in nodes:
+                share = layers.nbytes * node.length // len(ids)
+                self.tree.replace_payload(node, Live(holder, node.start, node.end, share))
+        else:
+            self._cut(holder, 0)
+            holder.lost = True
+        self.tree.unpin(holder.leaf)
+        self.keep()
+
+    def forget(self, holder: Holder) -> None:
+        """The sequence's layers cannot be trusted (a fault): nothing is read from them any more."""
+        holder.lost = True
+        if holder.leaf is not None:
+            self.tree.unpin(holder.leaf)
+            holder.leaf = None
+
+    def _cut(self, holder: Holder, start: int) -> None:
+        """Turn the holder's rows from token `start` on into owned segments."""
+        for node in reversed(holder.nodes()):
+            if node.end <= start:
+                break
+            if node.start < start:
+                self.tree.split(node, start - node.start)
+            self.tree.replace_payload(node, Owned(node.payload.read(node.length)))  # type: ignore[attr-defined]
+        if holder.leaf is not None and start and holder.leaf.end > start:
+            holder.leaf = next(n for n in holder.leaf.path() if n.start < start <= n.end)
+
+    # Keeping within bounds
+
+    def keep(self, budget: Budget | None = None) -> None:
+        """Evict, least recently used first, until the budget, the idle time and the memory limit are kept."""
+        budget = budget or self.settings.budget
+        for node in self.tree.evict_order():
+            plan = plan_eviction(
+                [node],
+                budget,
+                used=self.tree.totals.nbytes,
+                now=self.now(),
+                active_memory=self.active_memory(),
+                limit=self.settings.limit,
+            )
+            if not plan:
+                return
+            self._evict(node, plan[0].reason)
+
+    def make_room(self, nbytes: int) -> None:
+        """Hold at most `nbytes`, for a request that needs the rest."""
+        if self.tree.totals.nbytes > nbytes:
+            self.keep(Budget(max(nbytes, 0), self.settings.budget.idle_s))
+
+    def clear(self) -> int:
+        """Drop everything that is not in use. Returns the bytes freed."""
+        before = self.tree.totals.nbytes
+        for node in self.tree.evict_order():
+            self._evict(node, Reason.BUDGET)
+        return before - self.tree.totals.nbytes
+
+    def _evict(self, node: Node, reason: Reason) -> None:
+        before = self.tree.totals.nbytes
+        holder = node.payload.holder if isinstance(node.payload, Live) and node.payload.holder.parked else None
+        self.tree.remove(node)
+        if holder is not None:
+            # Its layers go as a whole: what is left of its path, and was used more recently, gets rows of its own.
+            holder.leaf = node.parent if isinstance(node.parent, Node) else None
+            self._cut(holder, 0)
+            holder.lost, holder.parked = True, False
+            holder.locate = _gone
+        self.evictions.record(reason, before - self.tree.totals.nbytes)
+
+    def pack(self) -> bool:
+        """Quantise one idle segment, if that is wanted. Returns whether there was one; call it while idle."""
+        if not self.settings.bits:
+            return False
+        for node in self.tree.nodes():
+            if self.now() - node.last_used < IDLE_PACK_S:
+                return False
+            payload = node.payload
+            if node.pins or node.length < self.settings.min_tokens or (is_live(payload) and not payload.holder.parked):
+                continue
+            if isinstance(payload, Live):
+                self._cut(payload.holder, 0)
+                payload.holder.lost, payload.holder.parked = True, False
+                payload = node.payload
+            if isinstance(payload, Owned):
+                packed = Packed.of(payload, node.length, self.settings.bits, self.settings.group_size)
+                self.tree.replace_payload(node, packed)
+                return True
+        return False
+
+
+def _gone() -> tuple[Layers, int]:
+    raise LookupError("these layers were dropped")
+
+
+def _readable(match: Match) -> int:
+    """The match up to the first node whose rows are lost."""
+    for node in match.nodes:
+        if isinstance(node.payload, Live) and node.payload.holder.lost:
+            return node.start
+    return match.length
+
+
+def _pieces(match: Match, length: int) -> list[tuple[Node, int]]:
+    return [(n, min(used, length - n.start)) for n, used in match.pieces() if n.start < length]
+
+
+def _downwards(node: Node) -> list[Node]:
+    """A node and the most recently used line of nodes below it."""
+    line = [node]
+    while node.children and len(line) < DEEPER:
+        node = max(node.children.values(), key=lambda child: child.last_used)
+        line.append(node)
+    return line
+
+
+def _can_go_back(layers: Layers, row: int, back: int) -> bool:
+    if layers.foreign:
+        return back == 0
+    if not layers.states or back == 0:
+        return True
+    return layers.can_step_back(row, back)
+
+
+def _reach(holder: Holder, most: int) -> int:
+    """How many of the first `most` tokens a parked holder's layers can go back to; 0 if they cannot."""
+    layers, _ = holder.locate()
+    length = min(most, holder.known)
+    back = holder.known - length
+    if back == 0:
+        return length
+    if layers.states or layers.foreign:
+        return 0
+    for window, columns in layers.columns.items():
+        first = columns.first  # type: ignore[union-attr]
+        if window is not None and first > 0 and length - window + 1 < first:
+            return 0
+    return length

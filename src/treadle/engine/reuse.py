@@ -1,0 +1,111 @@
+"""Where the loop meets the prefix cache: which sequence may use, publish and leave what. Engine thread only.
+
+With `store` None (switched off, or a model whose layers cannot be cut) every method does nothing.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence as Several
+
+import numpy as np
+
+from treadle.cache.layers import Layers
+from treadle.cache.node import agreement
+from treadle.cache.store import Store
+from treadle.engine.sequence import Sequence
+from treadle.types import Caps, LayerKind
+
+MOST_TURNS = 4  # of the turn boundaries of a prompt, the last ones that get a checkpoint
+WORTH_WAITING = 32  # tokens that another sequence is about to compute
+
+
+class Reuse:
+    """The loop's use of one model's prefix cache. `revision` names the rows that may be shared."""
+
+    def __init__(self, store: Store | None, caps: Caps, checkpoint_every: int, revision: str = "") -> None:
+        self.store = None if LayerKind.FOREIGN in caps.layers else store
+        self.revision = revision
+        self.snapshots = any(kind is not LayerKind.ROWS for kind in caps.layers)
+        self.checkpoint_every = checkpoint_every
+        self._common: dict[tuple[str, str], int] = {}
+
+    def acquire(self, sequence: Sequence, fresh: Layers) -> None:
+        """Give a sequence its layers: with the longest stored prefix, or empty ones."""
+        sequence.layers = fresh
+        if self.store is None:
+            return
+        key = (self.revision, sequence.request.cache_salt)
+        lease = self.store.acquire(key, sequence.tokens, fresh)
+        sequence.holder, sequence.layers, sequence.computed = lease.holder, lease.layers, lease.length
+        layers = lease.layers
+        lease.holder.locate = lambda: (layers, 0)
+        if not sequence.retried:
+            sequence.cached = min(lease.length, sequence.num_prompt)
+
+    def coming(self, sequence: Sequence, prefilling: Several[Sequence]) -> bool:
+        """Whether a running prefill is about to compute a good part of what this one, not yet begun, needs."""
+        if self.store is None:
+            return False
+        for other in prefilling:
+            if other.layers is not None and other.request.cache_salt == sequence.request.cache_salt:
+                if self._shared(sequence, other) - other.computed >= WORTH_WAITING:
+                    return True
+        return False
+
+    def _shared(self, a: Sequence, b: Sequence) -> int:
+        key = (a.id, b.id)
+        if key not in self._common:
+            if len(self._common) > 4096:
+                self._common.clear()
+            self._common[key] = agreement(a.tokens, b.tokens)
+        return self._common[key]
+
+    def up_to_checkpoint(self, sequence: Sequence, n: int) -> int:
+        """Shorten a chunk so that it ends where a checkpoint is due."""
+        due = self._next_checkpoint(sequence)
+        return n if due is None else min(n, due - sequence.computed)
+
+    def _next_checkpoint(self, sequence: Sequence) -> int | None:
+        if self.store is None or not self.snapshots:
+            return None
+        positions = self._positions(sequence)
+        i = bisect_right(positions, sequence.computed)
+        return positions[i] if i < len(positions) else None
+
+    def _positions(self, sequence: Sequence) -> list[int]:
+        """Where checkpoints are due in a prompt: its last turns, every so many tokens, and before its last token."""
+        last = sequence.num_prompt - 1
+        regular = range(self.checkpoint_every, last, self.checkpoint_every)
+        turns = [b for b in sequence.request.boundaries[-MOST_TURNS:] if 0 < b < last]
+        return sorted({*regular, *turns, last})
+
+    def publish(self, sequence: Sequence) -> None:
+        """After a chunk: let others use it, and take the checkpoint that is due."""
+        if self.store is None or sequence.holder is None:
+            return
+        self.store.publish(sequence.holder, sequence.tokens[: sequence.computed])
+        if self.snapshots and sequence.computed in self._positions(sequence):
+            self.store.checkpoint(sequence.holder)
+
+    def release(self, sequence: Sequence, stop_id: int | None) -> None:
+        """The sequence ends: what it computed stays for others. An end id that was fed already counts."""
+        holder = sequence.holder
+        if self.store is None or holder is None:
+            return
+        ids = sequence.tokens
+        if stop_id is not None and sequence.computed > len(ids):
+            ids = np.append(ids, stop_id)
+        self.store.release(holder, ids[: sequence.computed])
+        sequence.holder = None
+
+    def forget(self, sequence: Sequence) -> None:
+        """Its layers may be damaged: nobody reads them any more."""
+        if self.store is not None and sequence.holder is not None:
+            self.store.forget(sequence.holder)
+            sequence.holder = None
+
+    def make_room(self, nbytes: int) -> None:
+        """Let the cache hold at most `nbytes`."""
+        if self.store is not None:
+            self.store.make_room(nbytes)
