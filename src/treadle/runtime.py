@@ -19,6 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
+from treadle import compiler
 from treadle.errors import LoadError
 
 if sys.platform != "win32":
@@ -73,6 +74,7 @@ class DeviceFacts:
 
 def prepare() -> Blas:
     """Load the optimised BLAS where one is needed; the first call decides, later ones return its answer.
+    Fused CPU kernels are turned off where they cannot be compiled.
 
     On Linux without an NVIDIA build of MLX, OpenBLAS must be in the process before `mlx.core` is: its symbols
     then win over the reference BLAS that the wheel links (measured: prefill 20 times faster). The number of
@@ -85,7 +87,14 @@ def prepare() -> Blas:
             _blas = _load_blas()
             level = logging.WARNING if _blas.name == "reference" else logging.INFO
             log.log(level, "BLAS: %s", _blas.note)
+            if _cpu_build() and compiler.SWITCH not in os.environ and (reason := compiler.why_not()) is not None:
+                os.environ[compiler.SWITCH] = "1"
+                log.warning("MLX computes without fused kernels, somewhat slower: %s.", reason)
         return _blas
+
+
+def _cpu_build() -> bool:
+    return sys.platform.startswith("linux") and all(_version(name) is None for name in CUDA_BUILDS)
 
 
 def _load_blas() -> Blas:

@@ -201,3 +201,39 @@ def test_a_fault_poisons_nothing_and_is_healed_by_the_next_request() -> None:
     run.until_idle()
     assert finish_of(run, request_of("b", prompt)) == (slow_twin(model, request_of("b", prompt), 512), 0)
     assert finish_of(run, request_of("c", prompt))[1] == 39
+
+
+@pytest.mark.parametrize("kinds", [*KINDS, ("window", "window")], ids="+".join)
+def test_a_branch_at_any_point_near_or_far_from_a_window_gives_the_cold_text(kinds: tuple[str, ...]) -> None:
+    model = HashModel(kinds, context=CONTEXT)
+    shared = [int(x) for x in np.random.default_rng(2).integers(1, VOCAB, 60)]
+    for at in range(1, 60, 3):
+        run, _ = cached_run(model, prefill_chunk=64)
+        finish_of(run, request_of("first", shared, 9))
+        branch = request_of("branch", [*shared[:at], 96, 95], 9)
+        assert finish_of(run, branch)[0] == slow_twin(model, branch, CONTEXT)
+        again = request_of("again", shared, 9)
+        assert finish_of(run, again)[0] == slow_twin(model, again, CONTEXT)
+
+
+@pytest.mark.parametrize("kinds", KINDS, ids="+".join)
+@pytest.mark.parametrize("beside", [False, True], ids=["alone", "in a batch"])
+def test_a_reply_that_was_cut_off_can_be_continued_from_its_last_token(kinds: tuple[str, ...], beside: bool) -> None:
+    """A step is under way when the abort comes; its token must not be part of what is kept."""
+    model = HashModel(kinds, context=CONTEXT)
+    endless = {"logit_bias": ((STOP, -100.0),)}
+    run, _ = cached_run(model)
+    if beside:
+        run.loop.submit(request_of("other", [9, 8, 7], 300, **endless))
+    run.loop.submit(request_of("cut", list(range(1, 31)), 100, **endless))
+    while "cut" not in run.outputs or len(run.text("cut")) < 5:
+        run.turn()
+    run.loop.abort("cut")
+    run.turn()
+    tokens = [*range(1, 31), *run.text("cut"), 77, 78]
+    request = request_of("next", tokens, 9)
+    run.loop.submit(request)
+    while not run.outputs.get("next") or run.outputs["next"][-1].finish is None:
+        run.turn()
+    assert run.text("next") == slow_twin(model, request, CONTEXT)
+    assert run.outputs["next"][-1].usage.cached_tokens >= len(tokens) - 3

@@ -172,7 +172,7 @@ def test_only_positions_of_the_prompt_itself_are_found() -> None:
     "template",
     [
         None,
-        "{% for m in messages %}### {{ m.role }}:\n{{ m.content }}\n\n{% endfor %}",
+        "{% for m in messages %}{{ '' if loop.first else '\n\n' }}### {{ m.role }}:\n{{ m.content }}{% endfor %}",
         "{{ messages[0].content }}{{ raise_exception('never') }}",
     ],
 )

@@ -99,7 +99,7 @@ def submit(
                 stop_ids=model.stop_ids,
                 timeout_s=timeout_s,
                 cache_salt=body.cache_salt,
-                
+                boundaries=prompt.boundaries,
             )
             stream = here.engine.submit(request)
             made = events(aiter(stream), TextStream(model.tokenizer, body.stop), stream.abort)

@@ -1,9 +1,10 @@
 """What packed rows cost: bytes, error of keys and values, effect on the next tokens, time.
 
-python -m treadle.bench quantise [--model smollm2] [--tokens 600] [--tail 100]
+python -m treadle.bench quantise [--model smollm2] [--tokens 600] [--tail 100] [--chunk 100]
 
-The model reads documentation of Python's standard library. Then the rows of all but the last `tail` tokens are
-packed and unpacked, and the tail is computed over them and over the exact ones.
+The model reads documentation of Python's standard library. The rows of all but the last `tail` tokens are packed and
+unpacked; then the tail is computed in chunks, each chunk's rows being packed and unpacked before the next one, and
+its distributions are compared with those over exact rows.
 """
 
 from __future__ import annotations
@@ -24,21 +25,31 @@ from treadle.bench.report import report
 from treadle.cache.layers import Layers
 from treadle.cache.quantise import Packed, Scheme, pack, scheme_for
 from treadle.models.capabilities import forward, new_layers
-from treadle.models.load import load_model
+from treadle.models.load import LoadedModel, load_model
 from treadle.models.sources import resolve
 from treadle.types import LayerKind
 
-MODULES = ("json", "argparse", "textwrap", "collections", "pathlib", "string", "threading", "decimal", "random", "csv")
+MODULES = ("json", "argparse", "textwrap", "collections", "pathlib", "string", "threading", "decimal", "csv")
+CHARACTERS = 8  # of English, more than a token has on average
 GROUP = 64
-CHARACTERS = 8  # of English, more than any token has on average
-# A name, and the (bits, rotated) of keys and of values.
-FORMATS: tuple[tuple[str, tuple[int, bool], tuple[int, bool]], ...] = (
-    ("8 plain", (8, False), (8, False)),
-    ("8 rotated", (8, True), (8, True)),
-    ("k 8, v 4 rotated", (8, False), (4, True)),
-    ("k 4 rotated, v 8", (4, True), (8, False)),
-    ("4 rotated", (4, True), (4, True)),
-    ("4 plain", (4, False), (4, False)),
+
+
+@dataclass(frozen=True)
+class _Form:
+    """(bits, rotated) of keys and of values."""
+
+    name: str
+    keys: tuple[int, bool]
+    values: tuple[int, bool]
+
+
+FORMS = (
+    _Form("8 plain", (8, False), (8, False)),
+    _Form("8 rotated", (8, True), (8, True)),
+    _Form("k8 v4r", (8, False), (4, True)),
+    _Form("k4r v8", (4, True), (8, False)),
+    _Form("4 rotated", (4, True), (4, True)),
+    _Form("4 plain", (4, False), (4, False)),
 )
 
 
@@ -47,18 +58,18 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--tokens", type=int, default=600)
     parser.add_argument("--tail", type=int, default=100)
+    parser.add_argument("--chunk", type=int, default=100)
     args = parser.parse_args(argv)
+    if not 2 <= args.tail < args.tokens:
+        parser.error("the tail has at least two tokens and leaves at least one before it")
     loaded = load_model(resolve(args.model, None), None)
     if LayerKind.FOREIGN in loaded.caps.layers:
         parser.error(f"{loaded.name} has layers without rows")
-    text = documentation()[: args.tokens * CHARACTERS]
-    ids = loaded.tokenizer.encode(text)[: args.tokens]
-    subject = _subject(loaded.model, loaded.caps, ids, args.tail)
-    formats = [_measure(subject, *form) for form in FORMATS]
-    errors = {name: errors for (name, _, _), (_, errors) in zip(FORMATS, formats, strict=True)}
-    shape = list(subject.layers.rows[0].keys.shape)
-    facts = {"tokens": len(ids), "tail": args.tail, "group": GROUP, "rows_shape": shape, "errors_by_layer": errors}
-    report("quantise", [row for row, _ in formats], model=loaded.name, **facts)
+    subject = _subject(loaded, args.tokens, args.tail, args.chunk)
+    found = [_measure(subject, form) for form in FORMS]
+    errors = {form.name: by_layer for form, (_, by_layer) in zip(FORMS, found, strict=True)}
+    facts = {"tokens": args.tokens, "tail": args.tail, "chunk": args.chunk, "group": GROUP}
+    report("quantise", [row for row, _ in found], model=loaded.name, **facts, errors_by_layer=errors)
 
 
 def documentation() -> str:
@@ -67,59 +78,82 @@ def documentation() -> str:
 
 
 def _doc_strings(module: Any) -> Iterator[str]:
-    members = [module, *(m for _, m in inspect.getmembers(module) if inspect.getmodule(m) is module)]
-    for member in members:
-        functions = [f for _, f in inspect.getmembers(member, inspect.isfunction)] if inspect.isclass(member) else []
-        yield from (inspect.cleandoc(m.__doc__) for m in [member, *functions] if m.__doc__)
+    for member in [module, *(m for _, m in inspect.getmembers(module) if inspect.getmodule(m) is module)]:
+        methods = inspect.getmembers(member, inspect.isfunction) if inspect.isclass(member) else []
+        documented = [member, *(method for _, method in methods)]
+        yield from (inspect.cleandoc(m.__doc__) for m in documented if m.__doc__)
 
 
 @dataclass(frozen=True)
 class _Subject:
     model: Any
     layers: Layers  # exact rows of the head
-    tail: list[int]
-    exact: Any  # log probabilities [tail, vocab] over exact rows
+    chunks: list[list[int]]  # the tail
+    following: list[list[int]]  # the tokens after each of the tail's, the last one's excepted
+    exact: list[Any]  # log probabilities [chunk, vocab] over exact rows
 
 
-def _subject(model: Any, caps: Any, ids: list[int], tail: int) -> _Subject:
-    layers = new_layers(model, caps)
-    mx.eval(forward(model, [ids[:-tail]], layers), layers.arrays())
-    layers = layers.take(0)  # without spare columns
-    mx.eval(layers.arrays())
-    return _Subject(model, layers, ids[-tail:], _log_probabilities(model, layers.take(0), ids[-tail:]))
+def _subject(loaded: LoadedModel, tokens: int, tail: int, chunk: int) -> _Subject:
+    ids = loaded.tokenizer.encode(documentation()[: tokens * CHARACTERS])[:tokens]
+    if len(ids) < tokens:
+        raise SystemExit(f"the documentation has {len(ids)} tokens only")
+    layers = new_layers(loaded.model, loaded.caps)
+    mx.eval(forward(loaded.model, [ids[:-tail]], layers), layers.arrays())
+    starts = range(tokens - tail, tokens, chunk)
+    chunks = [ids[i : i + chunk] for i in starts]
+    following = [ids[i + 1 : i + 1 + chunk] for i in starts]
+    exact = list(_tail(loaded.model, layers.take(0), chunks, None))
+    return _Subject(loaded.model, layers.take(0), chunks, following, exact)
 
 
-def _log_probabilities(model: Any, layers: Layers, tail: list[int]) -> Any:
-    logits = forward(model, [tail], layers)[0].astype(mx.float32)
-    found = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
-    mx.eval(found)
-    return found
+def _tail(model: Any, layers: Layers, chunks: list[list[int]], form: _Form | None) -> Iterator[Any]:
+    """Log probabilities [chunk, vocab] for each chunk; its rows are replaced by packed ones before the next."""
+    for chunk in chunks:
+        logits = forward(model, [chunk], layers)[0].astype(mx.float32)
+        found = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+        mx.eval(found, layers.arrays())
+        if form is not None:
+            _replace(layers, len(chunk), form)
+        yield found
 
 
-def _measure(
-    subject: _Subject, name: str, keys: tuple[int, bool], values: tuple[int, bool]
-) -> tuple[dict[str, Any], dict[str, list[float]]]:
-    """A row of the table, and the relative errors of every layer."""
-    layers = subject.layers.take(0)
-    errors: dict[str, list[float]] = {"keys": [], "values": []}
+@dataclass(frozen=True)
+class _Replaced:
+    share: float  # bytes of bfloat16 rows
+    errors: dict[str, list[float]]  # relative, of each layer's keys and values
+
+
+def _replace(layers: Layers, num_tokens: int, form: _Form) -> _Replaced:
+    """Put what packing leaves of the newest tokens' rows in their place."""
     num_bytes = num_values = 0
-    for exact, packed in zip(subject.layers.rows, layers.rows, strict=True):
-        for part, form in (("keys", keys), ("values", values)):
-            rows = getattr(exact, part)
-            held = pack(rows, _scheme(*form, rows.shape[-1]))
-            setattr(packed, part, restored := held.unpack())
+    errors: dict[str, list[float]] = {"keys": [], "values": []}
+    for r in layers.rows:
+        columns = slice(max(0, r.columns.index - num_tokens), r.columns.index)
+        for part, buffer, how in (("keys", r.keys, form.keys), ("values", r.values, form.values)):
+            rows = mx.contiguous(buffer[:, :, columns])
+            held = pack(rows, _scheme(*how, rows.shape[-1]))
+            buffer[:, :, columns] = restored = held.unpack()
             errors[part].append(round(_relative_error(rows, restored), 5))
             num_bytes, num_values = num_bytes + held.nbytes, num_values + rows.size
-    row = {"rows": name, "of bf16": num_bytes / (2 * num_values)}
-    row |= {f"{part} error": float(np.mean(found)) for part, found in errors.items()}
-    row |= _effect(subject, _log_probabilities(subject.model, layers, subject.tail))
-    return row | _times(subject.layers, keys), errors
+    mx.eval(layers.arrays())
+    return _Replaced(num_bytes / (2 * num_values), errors)
+
+
+def _measure(subject: _Subject, form: _Form) -> tuple[dict[str, Any], dict[str, list[float]]]:
+    """A row of the table, and the relative errors of every layer."""
+    layers = subject.layers.take(0)
+    replaced = _replace(layers, layers.lengths[0], form)
+    row: dict[str, Any] = {"rows": form.name, "of bf16": replaced.share}
+    row |= {f"{part} error": float(np.mean(found)) for part, found in replaced.errors.items()}
+    found = _tail(subject.model, layers, subject.chunks, form)
+    row |= _effect(subject, found)
+    return row | _times(subject.layers, form.keys), replaced.errors
 
 
 def _scheme(bits: int, rotate: bool, dim: int) -> Scheme:
     found = scheme_for(bits, GROUP, dim)
     if found is None:
-        raise ValueError(f"rows of head size {dim} cannot be quantised")
+        raise SystemExit(f"rows of head size {dim} cannot be quantised")
     return Scheme(bits, found.group_size, rotate)
 
 
@@ -129,32 +163,33 @@ def _relative_error(exact: Any, found: Any) -> float:
     return float(mx.sqrt(mx.square(a - b).sum() / mx.square(a).sum()))
 
 
-def _effect(subject: _Subject, found: Any) -> dict[str, float]:
+def _effect(subject: _Subject, found: Iterator[Any]) -> dict[str, float]:
     """KL divergence from the exact distribution, share of equal favourites, change of perplexity over the tail."""
-    exact = subject.exact
-    divergence = (mx.exp(exact) * (exact - found)).sum(-1)
-    same = (exact.argmax(-1) == found.argmax(-1)).astype(mx.float32)
-    following = mx.array(subject.tail[1:])[:, None]
-    loss = [-mx.take_along_axis(p[:-1], following, axis=-1).mean() for p in (exact, found)]
+    divergence, same, loss = [], [], []
+    for a, b, following in zip(subject.exact, found, subject.following, strict=True):
+        divergence.append(np.array((mx.exp(a) * (a - b)).sum(-1)))
+        same.append(np.array(a.argmax(-1) == b.argmax(-1)))
+        told = mx.array(following, mx.int32)[:, None]
+        loss.append(np.array(mx.take_along_axis((a - b)[: len(following)], told, axis=-1)[:, 0]))
     return {
-        "KL": float(divergence.mean()),
-        "worst KL": float(divergence.max()),
-        "same argmax": float(same.mean()),
-        "perplexity %": 100 * (float(mx.exp(loss[1] - loss[0])) - 1),
+        "KL": float(np.concatenate(divergence).mean()),
+        "worst KL": float(np.concatenate(divergence).max()),
+        "argmax": float(np.concatenate(same).mean()),
+        "ppl %": 100 * float(np.expm1(np.concatenate(loss).mean())),
     }
 
 
-def _times(layers: Layers, form: tuple[int, bool]) -> dict[str, float]:
+def _times(layers: Layers, how: tuple[int, bool]) -> dict[str, float]:
     """Microseconds per token and layer (keys alone) to pack and to unpack, with rows of two types."""
     row = {}
     for dtype, name in ((mx.float32, "f32"), (mx.bfloat16, "bf16")):
         keys = [r.keys.astype(dtype) for r in layers.rows]
-        schemes = [_scheme(*form, k.shape[-1]) for k in keys]
+        schemes = [_scheme(*how, k.shape[-1]) for k in keys]
         held = [pack(k, s) for k, s in zip(keys, schemes, strict=True)]
         mx.eval(keys, [p.arrays() for p in held])
         scale = 1e6 / sum(k.shape[2] for k in keys)
-        row[f"pack {name} us"] = scale * _best(partial(_packed, keys, schemes))
-        row[f"unpack {name} us"] = scale * _best(partial(_unpacked, held))
+        row[f"{name} pack"] = scale * _best(partial(_packed, keys, schemes))
+        row[f"{name} unpack"] = scale * _best(partial(_unpacked, held))
     return row
 
 

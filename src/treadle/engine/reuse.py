@@ -94,7 +94,7 @@ class Reuse:
         if self.store is None or holder is None:
             return
         ids = sequence.tokens
-        if stop_id is not None and sequence.computed > len(ids):
+        if stop_id is not None:
             ids = np.append(ids, stop_id)
         self.store.release(holder, ids[: sequence.computed])
         sequence.holder = None
