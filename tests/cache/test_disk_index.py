@@ -107,9 +107,7 @@ def test_uses_are_handed_out_once_and_only_for_what_is_still_held() -> None:
 
 
 actions = st.lists(
-    st.tuples(
-        st.sampled_from(["add", "drop", "touch", "merge", "clear"]), st.sampled_from(A + B), st.integers(0, 9)
-    )
+    st.tuples(st.sampled_from(["add", "drop", "touch", "merge", "clear"]), st.sampled_from(A + B), st.integers(0, 9))
 )
 
 

@@ -40,9 +40,7 @@ def test_keys_do_not_depend_on_the_memory_layout_of_the_ids() -> None:
 
 
 def test_keys_stay_the_same_between_versions_as_files_outlive_them() -> None:
-    assert (
-        block_keys(b"r", IDS)[1].hex() == "b047d7ab0be99136c57e0019394223c3bf911a3e17af4a5edcd688b000000002"
-    )
+    assert block_keys(b"r", IDS)[1].hex() == "b047d7ab0be99136c57e0019394223c3bf911a3e17af4a5edcd688b000000002"
     assert (
         state_key(b"r", block_keys(b"r", IDS), IDS[:300], "x").hex()
         == "478546acedfa09a71dba441aa9d7cfce37ccd20e2b405338b367ac2b00000001"

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from tests.engine.test_loop import KINDS, Clock, Run, request_of, samplings
 from tests.fakes import STOP, VOCAB, HashModel, slow_twin
-
 from treadle.cache import columns
 from treadle.cache.budget import Budget
 from treadle.cache.store import Settings, Store
@@ -123,10 +123,10 @@ def test_an_exact_repeat_computes_one_token(kinds: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("kinds", KINDS, ids="+".join)
 def test_the_next_turn_reuses_the_prompt_and_the_reply(kinds: tuple[str, ...]) -> None:
     run, _ = cached_run(HashModel(kinds))
-    tokens = list(range(1, 31))
+    tokens, known = list(range(1, 31)), 0
     for turn in range(5):
         text, cached = finish_of(run, request_of(f"t{turn}", tokens, 12))
-        assert cached >= (0 if turn == 0 else known)
+        assert cached >= known
         known = len(tokens) + len(text) - 1
         tokens = [*tokens, *text, STOP, 50 + turn, 60]
 

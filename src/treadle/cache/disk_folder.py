@@ -62,8 +62,7 @@ class DiskFolder:
     def scan(self) -> list[Stored]:
         """All files, by name, size and time alone."""
         return [
-            Stored(bytes.fromhex(match[1]), found.st_size, found.st_mtime)
-            for match, found in self._matching(_FILE)
+            Stored(bytes.fromhex(match[1]), found.st_size, found.st_mtime) for match, found in self._matching(_FILE)
         ]
 
     def remove_leftovers(self) -> None:

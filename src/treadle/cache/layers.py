@@ -101,7 +101,8 @@ class State(ArraysCache):  # type: ignore[misc]
         self.cache: list[Any] = [_stacked(a, b, rows) for a, b in zip(self.cache, other.cache, strict=True)]
 
     def keep(self, rows: Sequence[int]) -> None:
-        self.cache = _kept(self.cache, rows)
+        index = mx.array(list(rows))
+        self.cache = [None if a is None else a[index] for a in self.cache]
 
     def arrays(self) -> list[Any]:
         return [a for a in self.cache if a is not None]
@@ -122,11 +123,6 @@ def _resized(old: Any, shape: tuple[int, ...], dtype: Any) -> Any:
     if old is not None:
         new[: old.shape[0], :, : old.shape[2]] = old
     return new
-
-
-def _kept(arrays: Sequence[Any], rows: Sequence[int]) -> list[Any]:
-    """The given rows in that order. A row that came later than `arrays` gets any content: nobody reads it."""
-    return [None if a is None else a[mx.array([min(r, a.shape[0] - 1) for r in rows])] for a in arrays]
 
 
 def _stacked(a: Any, b: Any, rows: int) -> Any:
@@ -155,7 +151,6 @@ class Layers:
         self.states = [c for c in self._flat() if isinstance(c, State)]
         self._lengths = [0]
         self._counts = [0]
-        self._before: list[list[Any]] = []  # every state as it was before the last step
 
     def _flat(self) -> Iterator[Any]:
         for cache in self.caches:
@@ -196,7 +191,6 @@ class Layers:
     def begin(self, counts: Sequence[int]) -> None:
         """Announce how many tokens each row gets in the coming forward (ids are [rows, max(counts)])."""
         self._counts = list(counts)
-        self._before = [list(state.cache) for state in self.states]
         self._trim(max(counts))
         for columns in self.columns.values():
             columns.begin(counts)
@@ -213,15 +207,9 @@ class Layers:
         self._lengths = [a + b for a, b in zip(self._lengths, self._counts, strict=True)]
 
     def rewind(self, row: int, n: int) -> None:
-        """Take back the last `n` tokens of a row. Raises ValueError where a layer cannot.
-
-        Foreign layers never can; recurrent ones only to where they were before the last step, and only alone.
-        """
-        if n and self.foreign:
-            raise ValueError("foreign layers cannot be rewound")
-        if n and self.states:
-            for state, before in zip(self.states, self.states_at(row, n), strict=True):
-                state.cache = before
+        """Take back the last `n` tokens of a row. Raises ValueError where a layer cannot (state, foreign)."""
+        if n and (self.states or self.foreign):
+            raise ValueError("recurrent and foreign layers rewind only to a checkpoint")
         for columns in self.columns.values():
             columns.rewind(row, n)
         self._lengths[row] -= n
@@ -229,20 +217,12 @@ class Layers:
     def set_length(self, length: int) -> None:
         """Say how many tokens were put into a single sequence's layers from outside."""
         self._lengths = [length]
-        self._counts = [0]
 
-    def can_step_back(self, row: int, back: int) -> bool:
-        """Whether recurrent layers still know how a row was before its last `back` tokens."""
-        return back == 0 or (back == self._counts[row] and bool(self._before))
-
-    def states_at(self, row: int, back: int) -> list[list[Any]]:
-        """The recurrent state of a row `back` tokens ago: now, or before the last step. Arrays [1, ...]."""
-        if not self.can_step_back(row, back):
-            raise ValueError("recurrent layers rewind only to a checkpoint")
-        arrays = self._before if back else [state.cache for state in self.states]
+    def state_of(self, row: int) -> list[list[Any]]:
+        """The recurrent layers of a row: arrays [1, ...], or None where a layer has not begun."""
         if self.num_rows == 1:
-            return [list(line) for line in arrays]
-        return [[None if a is None else mx.contiguous(a[row : row + 1]) for a in line] for line in arrays]
+            return [list(state.cache) for state in self.states]
+        return [[None if a is None else mx.contiguous(a[row : row + 1]) for a in s.cache] for s in self.states]
 
     def join(self, other: Layers) -> int:
         """Copy the one sequence of `other` in as a new row and return its number."""
@@ -260,7 +240,6 @@ class Layers:
         for a, b in zip(self.states, other.states, strict=True):
             a.join(b, self.num_rows)
         self._lengths.append(other.lengths[0])
-        self._counts.append(0)
         return self.num_rows - 1
 
     def drop(self, row: int) -> None:
@@ -276,10 +255,8 @@ class Layers:
             order[row] = last
         for state in self.states:
             state.keep(order)
-        self._before = [_kept(before, order) for before in self._before]
-        for numbers in (self._lengths, self._counts):
-            numbers[row] = numbers[-1]
-            numbers.pop()
+        self._lengths[row] = self._lengths[-1]
+        self._lengths.pop()
         if self.num_rows == 1:
             self._close()
 
@@ -295,9 +272,9 @@ class Layers:
                 copies[id(r)] = twin = Rows(columns[window], r.additive)
                 if r.keys is not None:
                     twin.keys, twin.values = pick(r.keys), pick(r.values)
-        for state in self.states:
-            copies[id(state)] = twin = State(len(state.cache))
-            twin.cache = [None if a is None else mx.contiguous(a[row : row + 1]) for a in state.cache]
+        for state, arrays in zip(self.states, self.state_of(row), strict=True):
+            copies[id(state)] = twin = State(len(arrays))
+            twin.cache = arrays
         solo = Layers([_rebuilt(c, copies) for c in self.caches], columns)
         solo._lengths = [self._lengths[row]]
         return solo

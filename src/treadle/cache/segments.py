@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import mlx.core as mx
 
@@ -109,11 +109,17 @@ class Packed:
         return [_unpacked(_slice(t, 0, used)) for t in self.tensors]
 
 
-Rows = Live | Owned | Packed
+Rows: TypeAlias = Live | Owned | Packed
 
 
-def is_live(payload: Any, holder: Holder | None = None) -> bool:
-    return isinstance(payload, Live) and (holder is None or payload.holder is holder)
+def rows_of(node: Node) -> Rows:
+    """What a node holds, typed."""
+    assert isinstance(node.payload, Live | Owned | Packed)
+    return node.payload
+
+
+def is_live(payload: object, holder: Holder) -> bool:
+    return isinstance(payload, Live) and payload.holder is holder
 
 
 def _packed(tensor: Any, bits: int, group_size: int) -> Any:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 
 import mlx.core as mx
@@ -19,8 +19,9 @@ import mlx.core as mx
 from treadle.cache.budget import Budget, Evictions, Reason, plan_eviction
 from treadle.cache.layers import Layers
 from treadle.cache.node import Match, Node, deepest_checkpoint
-from treadle.cache.segments import Holder, Live, Owned, Packed, is_live
-from treadle.cache.transfer import Snapshot, fill, needs_snapshots, snapshot
+from treadle.cache.segments import Holder, Live, Owned, Packed, is_live, rows_of
+from treadle.cache.spill import Spill
+from treadle.cache.transfer import Snapshot, fill, full_rows, needs_snapshots, snapshot
 from treadle.cache.tree import Tree
 from treadle.types import Ids
 
@@ -68,19 +69,24 @@ class Store:
     tree: Tree = field(init=False)
     evictions: Evictions = field(default_factory=Evictions)
     reuse: Reuse = field(default_factory=Reuse)
+    spill: Spill | None = None  # the disk tier
 
     def __post_init__(self) -> None:
         self.tree = Tree(self.now)
 
     # Giving
 
-    def acquire(self, key: Hashable, ids: Ids, fresh: Layers) -> Lease:
+    def acquire(self, key: Hashable, ids: Ids, fresh: Layers, positions: Sequence[int] = ()) -> Lease:
         """Layers with the longest usable prefix of `ids`; at least one token is left to compute.
 
-        `fresh` are empty layers with room; they are used unless a parked sequence continues itself.
+        `fresh` are empty layers with room; they are used unless a parked sequence continues itself. `positions` are
+        those at which this prompt gets snapshots, should it need any.
         `locate` of the returned holder must be set by the caller before the next call of the store.
         """
         root = self.tree.root(key)
+        if self.spill is not None:
+            wanted = positions if needs_snapshots(fresh) else None
+            self.spill.load(self.tree, root, ids[:-1], wanted, bool(full_rows(fresh)))
         match = self.tree.match(root, ids)
         most = min(_readable(match), len(ids) - 1)
         parked = self._parked(match, most)
@@ -89,7 +95,7 @@ class Store:
         else:
             length, held = self._usable(match, most, fresh)
             if length:
-                fill(fresh, [n.payload.read(used) for n, used in _pieces(match, length)], length, held)
+                fill(fresh, [rows_of(n).read(used) for n, used in _pieces(match, length)], length, held)
                 mx.eval(fresh.arrays())
             lease = Lease(Holder(root, lambda: (fresh, 0)), fresh, length)
             lease.holder.leaf = next((n for n in match.nodes if n.start < length <= n.end), None)
@@ -147,9 +153,7 @@ class Store:
         if len(ids) <= holder.known:
             return
         old = holder.leaf
-        if old is None:
-            leaf = self.tree.insert(holder.root, ids, lambda a, b: Live(holder, a, b))
-        elif not old.children and old.end == holder.known and not is_live(old.payload, holder):
+        if old is None or (not old.children and old.end == holder.known and not is_live(old.payload, holder)):
             leaf = self.tree.insert(holder.root, ids, lambda a, b: Live(holder, a, b))
         else:
             leaf = self.tree.extend(old, ids, holder.known, lambda a, b: Live(holder, a, b))
@@ -177,11 +181,12 @@ class Store:
         if holder.leaf is None:
             return
         back = layers.lengths[row] - len(ids)
-        if needs_snapshots(layers) and _can_go_back(layers, row, back):
+        rewindable = back == 0 or not layers.states
+        if rewindable:
             self.checkpoint(holder, back)
         nodes = holder.nodes()
         whole = len(nodes) == len(holder.leaf.path()) and holder.leaf.end == len(ids)
-        if layers.num_rows == 1 and whole and _can_go_back(layers, row, back):
+        if layers.num_rows == 1 and whole and rewindable:
             layers.rewind(0, back)
             holder.park(layers)
             for node in nodes:
@@ -191,6 +196,8 @@ class Store:
             self._cut(holder, 0)
             holder.lost = True
         self.tree.unpin(holder.leaf)
+        if self.spill is not None:
+            self.spill.dirty = True
         self.keep()
 
     def forget(self, holder: Holder) -> None:
@@ -207,7 +214,7 @@ class Store:
                 break
             if node.start < start:
                 self.tree.split(node, start - node.start)
-            self.tree.replace_payload(node, Owned(node.payload.read(node.length)))  # type: ignore[attr-defined]
+            self.tree.replace_payload(node, Owned(rows_of(node).read(node.length)))
         if holder.leaf is not None and start and holder.leaf.end > start:
             holder.leaf = next(n for n in holder.leaf.path() if n.start < start <= n.end)
 
@@ -239,6 +246,8 @@ class Store:
         before = self.tree.totals.nbytes
         for node in self.tree.evict_order():
             self._evict(node, Reason.BUDGET)
+        if self.spill is not None:
+            self.spill.tier.clear()
         return before - self.tree.totals.nbytes
 
     def _evict(self, node: Node, reason: Reason) -> None:
@@ -253,15 +262,21 @@ class Store:
             holder.locate = _gone
         self.evictions.record(reason, before - self.tree.totals.nbytes)
 
+    def tidy(self) -> bool:
+        """One small piece of work for idle moments. Returns whether there may be more."""
+        self.keep()
+        return self.pack() or (self.spill is not None and self.spill.save_one(self.tree))
+
     def pack(self) -> bool:
-        """Quantise one idle segment, if that is wanted. Returns whether there was one; call it while idle."""
+        """Quantise one idle segment, if that is wanted. Returns whether there was one."""
         if not self.settings.bits:
             return False
         for node in self.tree.nodes():
             if self.now() - node.last_used < IDLE_PACK_S:
                 return False
             payload = node.payload
-            if node.pins or node.length < self.settings.min_tokens or (is_live(payload) and not payload.holder.parked):
+            running = isinstance(payload, Live) and not payload.holder.parked
+            if node.pins or node.length < self.settings.min_tokens or running:
                 continue
             if isinstance(payload, Live):
                 self._cut(payload.holder, 0)
@@ -299,14 +314,6 @@ def _downwards(node: Node) -> list[Node]:
     return line
 
 
-def _can_go_back(layers: Layers, row: int, back: int) -> bool:
-    if layers.foreign:
-        return back == 0
-    if not layers.states or back == 0:
-        return True
-    return layers.can_step_back(row, back)
-
-
 def _reach(holder: Holder, most: int) -> int:
     """How many of the first `most` tokens a parked holder's layers can go back to; 0 if they cannot."""
     layers, _ = holder.locate()
@@ -314,7 +321,7 @@ def _reach(holder: Holder, most: int) -> int:
     back = holder.known - length
     if back == 0:
         return length
-    if layers.states or layers.foreign:
+    if layers.states:
         return 0
     for window, columns in layers.columns.items():
         first = columns.first  # type: ignore[union-attr]

@@ -57,9 +57,10 @@ def needs_snapshots(layers: Layers) -> bool:
 
 
 def snapshot(layers: Layers, row: int, back: int = 0) -> Snapshot:
-    """The sequence's state `back` tokens ago. Raises ValueError where recurrent layers cannot go back so far."""
+    """The sequence's layers as they are, or `back` tokens ago where there are no recurrent ones."""
+    assert not (back and layers.states)
     position = layers.lengths[row] - back
-    states = tuple(tuple(line) for line in layers.states_at(row, back)) if layers.states else ()
+    states = tuple(tuple(line) for line in layers.state_of(row))
     windows, floors = [], [position if states else 0]
     for r in windowed_rows(layers):
         window, held = r.columns.window, _held(r.columns, row)

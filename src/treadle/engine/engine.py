@@ -7,20 +7,21 @@ loop reach asyncio in one hand-over for all streams.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import logging
 import queue
 import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeVar
 
 import numpy as np
 
 from treadle.config import Config
 from treadle.engine.memory import Ledger
 from treadle.errors import BadRequest, ContextLengthExceeded, LoadError, NotReady, QueueFull, TreadleError
-from treadle.types import Finish, Output, Request
+from treadle.types import CacheReport, Finish, Output, Request
 
 if TYPE_CHECKING:
     from treadle.engine.loop import Loop
@@ -28,7 +29,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("treadle.engine")
 
+T = TypeVar("T")
 ABORT_S = 10.0  # how long a shutdown waits for the last outputs of aborted requests
+TIDY_S = 1.0  # an idle engine looks after its cache this often
 STUCK_S = 120.0  # a turn of the loop that takes longer counts as a stuck device
 
 
@@ -130,6 +133,31 @@ class Engine:
             self._inbox.put(lambda loop: loop.abort(id))
         return known
 
+    async def cache_report(self) -> CacheReport:
+        """The prefix cache now. Raises NotReady without a model."""
+        return await self._ask(lambda loop: loop.reuse.report())
+
+    async def cache_clear(self) -> int:
+        """Drop every cached prefix that is not in use, on disk too; bytes freed. Raises NotReady without a model."""
+        return await self._ask(lambda loop: loop.reuse.clear())
+
+    async def _ask(self, question: Callable[[Loop], T]) -> T:
+        """Have the engine thread answer between two turns of its loop."""
+        _ = self.model
+        if self._state != "ready":
+            raise NotReady(self.failure or "The server is shutting down.")
+        asked: concurrent.futures.Future[T] = concurrent.futures.Future()
+
+        def answer(loop: Loop) -> None:
+            if asked.set_running_or_notify_cancel():
+                try:
+                    asked.set_result(question(loop))
+                except Exception as error:  # it belongs to whoever asked
+                    asked.set_exception(error)
+
+        self._inbox.put(answer)
+        return await asyncio.wrap_future(asked)
+
     async def stop(self) -> None:
         """Refuse new requests, let running ones finish for `drain_s`, abort the rest, end the thread."""
         if self._state in ("ready", "loading"):
@@ -188,13 +216,16 @@ class Engine:
 
         from treadle.engine.device import claim
         from treadle.engine.loop import Loop
+        from treadle.engine.reuse import Reuse, store_of
         from treadle.models.capabilities import new_layers
 
         limit = claim(self.config)
         loaded = self._load()
         self._ledger = Ledger(loaded.caps.footprint, mx.get_active_memory(), limit)
         layers = partial(new_layers, loaded.model, loaded.caps)
-        loop = Loop(loaded.model, loaded.caps, self.config, layers, self._ledger)
+        store = store_of(self.config, limit)
+        reuse = Reuse(store, loaded.caps, self.config.checkpoint_every, loaded.revision)
+        loop = Loop(loaded.model, loaded.caps, self.config, layers, self._ledger, reuse)
         self._loaded = loaded
         if self._state == "loading":
             self._state = "ready"
@@ -209,10 +240,15 @@ class Engine:
         """Run what was sent to the loop; wait for something when it is idle. False at the end."""
         while True:
             try:
-                message = self._inbox.get(block=not loop.busy)
+                message = self._inbox.get(timeout=None if loop.busy else TIDY_S, block=not loop.busy)
             except queue.Empty:
-                return True
+                if loop.busy:
+                    return True
+                while self._inbox.empty() and loop.reuse.tidy():
+                    pass
+                continue
             if message is None:
+                loop.reuse.close()
                 return False
             message(loop)
 

@@ -7,16 +7,24 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence as Several
+from pathlib import Path
 
 import numpy as np
 
+from treadle.cache.budget import Budget, default_bytes
+from treadle.cache.disk import DiskTier
 from treadle.cache.layers import Layers
 from treadle.cache.node import agreement
-from treadle.cache.store import Store
+from treadle.cache.report import cache_report
+from treadle.cache.spill import Spill
+from treadle.cache.store import Settings, Store
+from treadle.config import Config
 from treadle.engine.sequence import Sequence
-from treadle.types import Caps, LayerKind
+from treadle.runtime import device_facts
+from treadle.types import CacheReport, Caps, LayerKind
 
 MOST_TURNS = 4  # of the turn boundaries of a prompt, the last ones that get a checkpoint
+FREE_FLOOR = 2 * 10**9  # bytes that the disk tier leaves free
 WORTH_WAITING = 32  # tokens that another sequence is about to compute
 
 
@@ -24,7 +32,9 @@ class Reuse:
     """The loop's use of one model's prefix cache. `revision` names the rows that may be shared."""
 
     def __init__(self, store: Store | None, caps: Caps, checkpoint_every: int, revision: str = "") -> None:
-        self.store = None if LayerKind.FOREIGN in caps.layers else store
+        foreign = LayerKind.FOREIGN in caps.layers
+        self.store = None if foreign else store
+        self.note = "This model keeps a cache of its own that cannot be cut, so no prefix is reused." if foreign else ""
         self.revision = revision
         self.snapshots = any(kind is not LayerKind.ROWS for kind in caps.layers)
         self.checkpoint_every = checkpoint_every
@@ -36,7 +46,7 @@ class Reuse:
         if self.store is None:
             return
         key = (self.revision, sequence.request.cache_salt)
-        lease = self.store.acquire(key, sequence.tokens, fresh)
+        lease = self.store.acquire(key, sequence.tokens, fresh, self._positions(sequence))
         sequence.holder, sequence.layers, sequence.computed = lease.holder, lease.layers, lease.length
         layers = lease.layers
         lease.holder.locate = lambda: (layers, 0)
@@ -47,11 +57,9 @@ class Reuse:
         """Whether a running prefill is about to compute a good part of what this one, not yet begun, needs."""
         if self.store is None:
             return False
-        for other in prefilling:
-            if other.layers is not None and other.request.cache_salt == sequence.request.cache_salt:
-                if self._shared(sequence, other) - other.computed >= WORTH_WAITING:
-                    return True
-        return False
+        begun = [s for s in prefilling if s.layers is not None]
+        same = [s for s in begun if s.request.cache_salt == sequence.request.cache_salt]
+        return any(self._shared(sequence, s) - s.computed >= WORTH_WAITING for s in same)
 
     def _shared(self, a: Sequence, b: Sequence) -> int:
         key = (a.id, b.id)
@@ -109,3 +117,37 @@ class Reuse:
         """Let the cache hold at most `nbytes`."""
         if self.store is not None:
             self.store.make_room(nbytes)
+
+    def report(self) -> CacheReport:
+        return CacheReport(note=self.note) if self.store is None else cache_report(self.store, self.note)
+
+    def clear(self) -> int:
+        """Drop what is not in use; bytes freed."""
+        return 0 if self.store is None else self.store.clear()
+
+    def tidy(self) -> bool:
+        """One small piece of work for idle moments; whether there may be more."""
+        return self.store is not None and self.store.tidy()
+
+    def close(self) -> None:
+        """Let the disk tier write what waits."""
+        if self.store is not None and self.store.spill is not None:
+            self.store.spill.tier.stop()
+
+
+def store_of(config: Config, limit: int) -> Store | None:
+    """The prefix cache that `config` asks for; None when it is off. Raises ConfigError for a bad cache folder."""
+    if config.cache_gb == 0:
+        return None
+    facts = device_facts()
+    nbytes = default_bytes(facts.working_set_bytes) if config.cache_gb is None else int(config.cache_gb * 1e9)
+    bits = 0 if config.cache_quantization == "off" else int(config.cache_quantization)
+    store = Store(
+        Settings(Budget(nbytes, config.cache_idle_s), limit, bits, config.cache_group_size, config.cache_min_tokens)
+    )
+    if config.cache_dir is not None:
+        folder = Path(config.cache_dir).expanduser()
+        tier = DiskTier(folder, int(config.cache_disk_gb * 1e9), free_floor_bytes=FREE_FLOOR)
+        tier.start()
+        store.spill = Spill(tier, config.cache_min_tokens)
+    return store

@@ -1,0 +1,187 @@
+"""Between the prefix tree and the disk tier. Engine thread only; files are written by the tier's own thread.
+
+Rows travel in blocks of `BLOCK` tokens at fixed positions, so that an edge of the tree may be cut anywhere without a
+file changing. Snapshots of recurrent and windowed layers are files of their own, found by trying the positions where a
+prompt would have one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from treadle.cache.disk import DiskTier
+from treadle.cache.disk_format import Tensor
+from treadle.cache.disk_keys import BLOCK, block_keys, state_key
+from treadle.cache.node import Node, Root
+from treadle.cache.segments import Live, Owned, rows_of
+from treadle.cache.transfer import Snapshot
+from treadle.cache.tree import Tree
+from treadle.types import Ids
+
+DTYPES: dict[str, Any] = {
+    "F32": mx.float32,
+    "F16": mx.float16,
+    "BF16": mx.bfloat16,
+    "U32": mx.uint32,
+    "I32": mx.int32,
+    "U8": mx.uint8,
+}
+TAGS = {dtype: tag for tag, dtype in DTYPES.items()}
+STATE = "state"
+
+
+class Spill:
+    """Saves paths of a tree block by block, and brings back what a query needs."""
+
+    def __init__(self, tier: DiskTier, min_tokens: int) -> None:
+        self.tier = tier
+        self.min_tokens = max(min_tokens, 1)
+        self.dirty = False  # whether a path may have something that is not saved
+
+    def save_one(self, tree: Tree) -> bool:
+        """Hand one missing file to the writer. Returns whether there was one; call it while idle."""
+        if not self.dirty:
+            return False
+        self.dirty = False
+        for node in tree.nodes():
+            if not node.children and node.end >= self.min_tokens and self._save(node):
+                self.dirty = True
+                return True
+        return False
+
+    def _save(self, leaf: Node) -> bool:
+        path = leaf.path()
+        if any(isinstance(n.payload, Live) and not n.payload.holder.parked for n in path):
+            return False
+        ids = np.concatenate([n.edge for n in path])
+        root = _root_bytes(path[0])
+        keys = block_keys(root, ids)
+        for key in self.tier.missing(keys)[:1]:
+            start = keys.index(key) * BLOCK
+            tensors = _rows(path, start, start + BLOCK)
+            if tensors:
+                return self._put(key, _tensors(tensors))
+        for node in path:
+            for checkpoint in node.checkpoints:
+                held = checkpoint.value
+                key = state_key(root, keys, ids[: checkpoint.position], STATE)
+                if isinstance(held, Snapshot) and self.tier.missing([key]):
+                    start = checkpoint.position // BLOCK * BLOCK
+                    return self._put(key, _packed(held, _rows(path, start, checkpoint.position)))
+        return False
+
+    def _put(self, key: bytes, tensors: Sequence[Tensor]) -> bool:
+        """A file that the writer has no room for now is tried again later."""
+        taken = self.tier.put(key, tensors)
+        self.dirty = self.dirty or not taken
+        return taken
+
+    def load(self, tree: Tree, root: Root, ids: Ids, positions: Iterable[int] | None, rows_too: bool = True) -> None:
+        """Bring back what the disk has of `ids` beyond the tree.
+
+        `positions`: where snapshots may lie; None where rows are all there is. `rows_too`: the model has rows at all.
+        """
+        known = tree.peek(root, ids).length
+        base = repr(root.key).encode()
+        keys = block_keys(base, ids)
+        first = known // BLOCK
+        last = first + self.tier.longest(keys[first:]) if rows_too else len(keys)
+        held, rest = None, None
+        if positions is not None:
+            within = {p for p in positions if known < p <= len(ids) and p // BLOCK <= last}
+            held, rest = self._snapshot(base, keys, ids, sorted(within, reverse=True))
+            if held is None:
+                return
+            last = held.position // BLOCK
+        pieces = self._blocks(keys[first:last]) if rows_too else []
+        if held is not None and rows_too and len(pieces) < last - first:
+            return
+        if rest:
+            pieces.append(rest)
+        rows = [mx.concatenate(list(parts), axis=2) for parts in zip(*pieces, strict=True)]
+        end = held.position if held is not None else (first + len(pieces)) * BLOCK
+        if end > known:
+            offset = first * BLOCK
+            leaf = tree.insert(
+                root, ids[:end], lambda a, b: Owned([mx.contiguous(t[:, :, a - offset : b - offset]) for t in rows])
+            )
+            if held is not None:
+                tree.add_checkpoint(leaf, held.position, held)
+
+    def _blocks(self, keys: Sequence[bytes]) -> list[list[Any]]:
+        """The blocks up to the first that cannot be read."""
+        found: list[list[Any]] = []
+        for key in keys:
+            tensors = self.tier.get(key)
+            if tensors is None:
+                break
+            found.append([_array(t) for t in tensors])
+        return found
+
+    def _snapshot(
+        self, base: bytes, keys: Sequence[bytes], ids: Ids, positions: Sequence[int]
+    ) -> tuple[Snapshot | None, list[Any] | None]:
+        """The first of `positions` that is stored, with the rows after its last full block."""
+        for position in positions:
+            key = state_key(base, keys, ids[:position], STATE)
+            if self.tier.longest([key]) and (tensors := self.tier.get(key)) is not None:
+                return _unpacked(tensors)
+        return None, None
+
+
+def _root_bytes(node: Node) -> bytes:
+    assert isinstance(node.parent, Root)
+    return repr(node.parent.key).encode()
+
+
+def _rows(path: Sequence[Node], start: int, end: int) -> list[Any]:
+    """The rows [start, end) of a path: one array per layer for keys, one for values, by turns."""
+    parts = []
+    for node in path:
+        a, b = max(start, node.start), min(end, node.end)
+        if a < b:
+            read = rows_of(node).read(b - node.start)
+            parts.append([t[:, :, a - node.start :] for t in read])
+    return [mx.contiguous(mx.concatenate(list(line), axis=2)) for line in zip(*parts, strict=True)]
+
+
+def _tensors(arrays: Sequence[Any], names: Sequence[str] | None = None) -> list[Tensor]:
+    """Copies in the machine's memory, which the writer may keep."""
+    mx.eval(list(arrays))
+    names = names or [f"{'kv'[i % 2]}{i // 2}" for i in range(len(arrays))]
+    raw = [np.array(a.reshape(-1).view(mx.uint8)) for a in arrays]
+    return [Tensor(name, TAGS[a.dtype], tuple(a.shape), data) for name, a, data in zip(names, arrays, raw, strict=True)]
+
+
+def _array(tensor: Tensor) -> Any:
+    return mx.array(np.frombuffer(tensor.raw, np.uint8)).view(DTYPES[tensor.dtype]).reshape(tensor.shape)
+
+
+def _packed(held: Snapshot, rest: Sequence[Any]) -> list[Tensor]:
+    """A snapshot as named arrays: "at" (position, floor), "<s|w><layer>.<array>.<arrays>", and "r<i>" for `rest`."""
+    named: dict[str, Any] = {"at": mx.array([held.position, held.floor], mx.int32)}
+    for letter, lines in (("s", held.states), ("w", held.windows)):
+        for i, line in enumerate(lines):
+            named |= {f"{letter}{i}.{j}.{len(line)}": a for j, a in enumerate(line) if a is not None}
+    named |= {f"r{i}": a for i, a in enumerate(rest)}
+    return _tensors(list(named.values()), list(named))
+
+
+def _unpacked(tensors: Sequence[Tensor]) -> tuple[Snapshot, list[Any]]:
+    lines: dict[str, dict[int, list[Any]]] = {"s": {}, "w": {}}
+    rest: dict[int, Any] = {}
+    position = floor = 0
+    for tensor in tensors:
+        if tensor.name == "at":
+            position, floor = _array(tensor).tolist()
+        elif tensor.name[0] == "r":
+            rest[int(tensor.name[1:])] = _array(tensor)
+        else:
+            i, j, size = (int(x) for x in tensor.name[1:].split("."))
+            lines[tensor.name[0]].setdefault(i, [None] * size)[j] = _array(tensor)
+    states, windows = (tuple(tuple(lines[x][i]) for i in sorted(lines[x])) for x in "sw")
+    return Snapshot(position, floor, states, windows), [rest[i] for i in sorted(rest)]
