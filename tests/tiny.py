@@ -59,6 +59,7 @@ MAMBA = {
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "attention": {"model_type": "llama"},
+    "wide heads": {"model_type": "llama", "head_dim": 64, "num_attention_heads": 2, "num_key_value_heads": 1},
     "window": {
         "model_type": "gemma3_text",
         "sliding_window": 8,
