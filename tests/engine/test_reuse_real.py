@@ -6,11 +6,11 @@ from functools import partial
 
 import numpy as np
 import pytest
+
 from tests.engine.test_loop import Run
 from tests.engine.test_reuse import finish_of
 from tests.fakes import slow_twin
 from tests.tiny import CONFIGS, VOCAB, tiny
-
 from treadle.cache.budget import Budget
 from treadle.cache.report import cache_report
 from treadle.cache.store import Settings, Store

@@ -26,12 +26,13 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args(argv)
     subject = subject_of(args.model)
+    plain = subject_of(args.model, tuned=False) if args.model.startswith("random:") else subject
     rows = []
     for prompt in args.prompt:
         ours, theirs = [], []
         for _ in range(args.rounds + 1):  # the first of each warms up
             ours.append(_ours(subject, prompt, args.tokens))
-            theirs.append(_mlx_lm(subject, prompt, args.tokens))
+            theirs.append(_mlx_lm(plain, prompt, args.tokens))
         rows.append(_row(prompt, np.array(ours[1:]), np.array(theirs[1:])))
     report("decode", rows, model=subject.name, copy_gb_s=copy_bandwidth(), weight_gb=subject.weight_bytes / 1e9)
 

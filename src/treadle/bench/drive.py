@@ -12,7 +12,9 @@ import numpy as np
 from treadle.bench.shapes import Subject
 from treadle.config import Config
 from treadle.engine.loop import Loop
+from treadle.engine.reuse import Reuse
 from treadle.models.capabilities import new_layers
+from treadle.runtime import device_facts
 from treadle.types import Request, Sampling
 
 
@@ -35,9 +37,11 @@ class Timeline:
         return np.diff(self.times).tolist()
 
 
-def loop_of(subject: Subject, **settings: object) -> Loop:
+def loop_of(subject: Subject, reuse: Reuse | None = None, **settings: object) -> Loop:
+    """The loop as the engine builds it; without a prefix cache unless `reuse` is given."""
     config = Config.of(**settings)
-    return Loop(subject.model, subject.caps, config, partial(new_layers, subject.model, subject.caps))
+    layers = partial(new_layers, subject.model, subject.caps)
+    return Loop(subject.model, subject.caps, config, layers, None, reuse, device_facts().backend != "cpu")
 
 
 def random_request(id: str, vocab_size: int, prompt: int, tokens: int, seed: int = 0, **sampling: object) -> Request:

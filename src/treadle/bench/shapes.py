@@ -10,7 +10,7 @@ import mlx.nn as nn
 from mlx.utils import tree_map
 
 from treadle.models.capabilities import describe
-from treadle.models.linear import flatten_rows
+from treadle.models.tune import tune
 from treadle.runtime import device_facts, mlx_lm_module
 from treadle.types import Caps
 
@@ -54,8 +54,11 @@ class Subject:
     weight_bytes: int
 
 
-def random_model(shape: str, bits: int | None) -> Subject:
-    """One of SHAPES with random bfloat16 weights, quantised in groups of 64 when `bits` is given."""
+def random_model(shape: str, bits: int | None, tuned: bool = True) -> Subject:
+    """One of SHAPES with random bfloat16 weights, quantised in groups of 64 when `bits` is given.
+
+    `tuned`: changed for the backend as `load_model` does; not for comparisons with other engines.
+    """
     config = SHAPES[shape]
     module = mlx_lm_module(f"models.{config['model_type']}")
     model = module.Model(module.ModelArgs.from_dict(config))
@@ -64,7 +67,8 @@ def random_model(shape: str, bits: int | None) -> Subject:
         nn.quantize(model, 64, bits)
     model.eval()
     mx.eval(model.parameters())
-    flatten_rows(model, pad=device_facts().backend == "cuda")
+    if tuned:
+        tune(model, device_facts().backend)
     return _subject(
         f"{shape} {'bf16' if bits is None else f'{bits}-bit'}",
         model,
@@ -81,11 +85,11 @@ def known_model(name: str) -> Subject:
     return _subject(loaded.name, loaded.model, loaded.caps)
 
 
-def subject_of(name: str) -> Subject:
+def subject_of(name: str, tuned: bool = True) -> Subject:
     """ "random:8b", "random:8b:4" (bits), or a model's name."""
     if name.startswith("random:"):
         _, shape, *bits = name.split(":")
-        return random_model(shape, int(bits[0]) if bits else None)
+        return random_model(shape, int(bits[0]) if bits else None, tuned)
     return known_model(name)
 
 

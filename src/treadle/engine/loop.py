@@ -43,6 +43,7 @@ class Loop:
         new_layers: Callable[[], Layers],
         ledger: Ledger | None = None,
         reuse: Reuse | None = None,
+        look_ahead: bool = True,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.model = model
@@ -56,6 +57,7 @@ class Loop:
         self.prefilling: list[Sequence] = []
         self.groups: list[Group] = []
         self.pacer = scheduler.Pacer(config.prefill_chunk, config.prefill_share, config.prefill_stall_s)
+        self.look_ahead = look_ahead
         self._outputs: list[Output] = []
         self._turn = 0
         self._steps = 0
@@ -131,11 +133,14 @@ class Loop:
     # 3-7: decode
 
     def _decode(self, group: Group) -> None:
-        """Launch the next step, then read the one before it while the device works."""
+        """Launch the next step, then read the one before it while the device works.
+
+        MLX's CPU backend hardly returns before a step is computed, so without look-ahead the step itself is read.
+        """
         began = self.clock()
         try:
             launched = group.launch() if any(row.wants_more for row in group.rows) else None
-            flight, group.flight = group.flight, launched
+            flight, group.flight = (group.flight, launched) if self.look_ahead else (launched, None)
             if flight is not None:
                 self._settle(flight)
         except Exception as error:

@@ -71,13 +71,13 @@ def load_model(source: ResolvedSource, context_length: int | None, *, weights: W
     """
     runtime.prepare()  # before the first import of MLX, which the next line brings
     from treadle.models.capabilities import describe
-    from treadle.models.linear import flatten_rows
+    from treadle.models.tune import tune
 
     runtime.check_hooks()
     facts = runtime.device_facts()
     parts = (_load_gguf if source.kind == "gguf" else _load_folder)(source, facts.backend, weights)
     length = _context_length(parts.config, context_length)
-    flatten_rows(parts.model, pad=facts.backend == "cuda")
+    tune(parts.model, facts.backend)
     form = "dense" if parts.dense else "packed"
     log.info("%s: weights held %s on %s, context of %d tokens", source.name, form, facts.backend, length)
     return LoadedModel(
