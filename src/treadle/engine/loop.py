@@ -29,6 +29,7 @@ from treadle.types import Batching, Caps, Finish, Footprint, Output, Request
 log = logging.getLogger("treadle.engine")
 
 UNLIMITED = 2**62
+SPARE_SHARE = 1 / 32  # of the memory limit that may stay in freed buffers between chunks
 CLEAR_EVERY = 256  # decode steps between releases of freed buffers to the system
 
 
@@ -235,7 +236,8 @@ class Loop:
         mx.eval(layers.arrays())
         sequence.computed += n
         self.ledger.observe(n, sequence.computed, mx.get_peak_memory() - others - layers.nbytes)
-        mx.clear_cache()
+        if mx.get_cache_memory() > self.ledger.limit * SPARE_SHARE:
+            mx.clear_cache()  # giving buffers back costs time, above all on CUDA, so a few are kept
 
     def _enter(self, sequence: Sequence) -> None:
         """Move a prefilled sequence into the group where it fits, or into one of its own."""

@@ -18,10 +18,10 @@ STACKED = ("weight", "scales", "biases", "bias")
 
 
 class Stack:
-    """The stacked layer, and what it made of the last input until every part was taken."""
+    """What the stacked layer of `owner` (the first part) made of the last input, until every part was taken."""
 
-    def __init__(self, layer: Any, sizes: Sequence[int]) -> None:
-        self.layer = layer
+    def __init__(self, owner: Part, sizes: Sequence[int]) -> None:
+        self.owner = owner
         ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
         self.slices = [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
         self._input: Any = None
@@ -30,7 +30,7 @@ class Stack:
 
     def part(self, index: int, x: Any) -> Any:
         if x is not self._input:
-            self._input, self._output, self._left = x, self.layer(x), len(self.slices)
+            self._input, self._output, self._left = x, self.owner.stacked(x), len(self.slices)
         made = self._output[..., self.slices[index]]
         self._left -= 1
         if self._left == 0:
@@ -39,14 +39,14 @@ class Stack:
 
 
 class Part(nn.Module):  # type: ignore[misc]
-    """One projection of a stack. The first part owns the stacked weights."""
+    """One projection of a stack. The first part owns the stacked layer, which others may replace."""
 
-    def __init__(self, stack: Stack, index: int) -> None:
+    def __init__(self, index: int) -> None:
         super().__init__()
-        object.__setattr__(self, "_stack", stack)
-        object.__setattr__(self, "_index", index)
-        if index == 0:
-            self.stacked = stack.layer
+        self._index = index
+
+    def join(self, stack: Stack) -> None:
+        object.__setattr__(self, "_stack", stack)  # not a child module
 
     def __call__(self, x: Any) -> Any:
         return self._stack.part(self._index, x)
@@ -59,9 +59,12 @@ def fuse_projections(model: Any) -> int:
         for names in SIBLINGS:
             members = [module.get(name) for name in names]
             if all(m is not None for m in members) and _alike(members):
-                stack = Stack(_stacked(members), [m.weight.shape[0] for m in members])
-                for index, name in enumerate(names):
-                    module[name] = Part(stack, index)
+                parts = [Part(index) for index in range(len(names))]
+                parts[0].stacked = _stacked(members)
+                stack = Stack(parts[0], [m.weight.shape[0] for m in members])
+                for name, part in zip(names, parts, strict=True):
+                    part.join(stack)
+                    module[name] = part
                 count += 1
     return count
 
@@ -86,7 +89,8 @@ def _alike(members: Sequence[Any]) -> bool:
 def _stacked(members: Sequence[Any]) -> Any:
     """A layer of the same type over all outputs; evaluated, so that the single weights can go."""
     first = members[0]
-    new = type(first).__new__(type(first))
+    kind: Any = type(first)
+    new = kind.__new__(kind)
     new.__dict__.update(first.__dict__)
     for key in STACKED:
         if key in first:
