@@ -24,7 +24,6 @@ def model_of(**config: Any) -> Any:
     return module.Model(module.ModelArgs.from_dict({**COMMON, **config}))
 
 
-@pytest.mark.parametrize("bits", [None, 4])
 @pytest.mark.parametrize(
     "config",
     [
@@ -34,25 +33,26 @@ def model_of(**config: Any) -> Any:
     ],
     ids=["llama", "qwen2 with biases", "llama with biases"],
 )
-def test_logits_and_abilities_stay_the_same(config: dict[str, Any], bits: int | None) -> None:
+def test_logits_and_abilities_stay_the_same(config: dict[str, Any]) -> None:
     model = model_of(**config)
-    if bits:
-        nn.quantize(model, 32, bits)
-    ids = mx.array([[3, 4, 5, 6]])
-    before = np.array(model(ids))
+    nn.quantize(model, 32, 4)
+    flatten_rows(model, pad=True)
+    few, many, rows = mx.array([[3, 4, 5, 6]]), mx.array([list(range(12))]), mx.array([[i] for i in range(9)])
+    before = [np.array(model(ids)) for ids in (few, many, rows)]
     num_values = sum(a.size for _, a in tree_flatten(model.parameters()))
     assert fuse_projections(model) == 8
-    assert flatten_rows(model, pad=True) == (len(model.layers) * 4 + 2 if bits else 0)
-    np.testing.assert_allclose(np.array(model(ids)), before, atol=1e-4)
+    for ids, expected in zip((few, many, rows), before, strict=True):
+        np.testing.assert_allclose(np.array(model(ids)), expected, atol=1e-4)
     assert sum(a.size for _, a in tree_flatten(model.parameters())) == num_values
     assert describe(model, VOCAB, 512).batching is Batching.RAGGED
 
 
 def test_projections_of_different_inputs_are_each_their_own() -> None:
     block = nn.Module()
-    block.q_proj, block.k_proj, block.v_proj = (nn.Linear(8, n, bias=False) for n in (4, 6, 2))
-    inputs = [mx.random.normal((1, 3, 8)) for _ in range(3)]
     names = ("q_proj", "k_proj", "v_proj")
+    for name, n in zip(names, (32, 64, 32), strict=True):
+        block[name] = nn.QuantizedLinear.from_linear(nn.Linear(64, n, bias=False), 32, 4)
+    inputs = [mx.random.normal((1, 9, 64)) for _ in range(3)]
     before = [np.array(block[name](x)) for name, x in zip(names, inputs, strict=True)]
     assert fuse_projections(block) == 1
     for name, x, expected in zip(names, inputs, before, strict=True):
