@@ -29,7 +29,9 @@ def test_what_cannot_fit_alone_is_refused_with_both_numbers_and_no_word_of_conte
     ledger = Ledger(PRINT, base=1_000_000, limit=3_000_000)
     with pytest.raises(MemoryRefused) as caught:
         ledger.check(50_000, 10)
-    assert "GB" in caught.value.message and "context" not in caught.value.message
+    assert (
+        "51.7 MB" in caught.value.message and "2.0 MB" in caught.value.message and "context" not in caught.value.message
+    )
     assert caught.value.status == 503 and caught.value.retry_after_s
     ledger.check(1_000, 10)
 

@@ -48,8 +48,17 @@ def test_a_chunk_beside_streams_lasts_no_longer_than_the_stall_allows(
 def test_alone_a_prefill_gets_whole_chunks() -> None:
     pacer = Pacer(512, 0.5, 0.25)
     assert pacer.allowance(decoding=False) == 512
-    pacer.prefilled(512, 3.0, decoding=False)
+    pacer.prefilled(512, 0.5, decoding=False)
     assert pacer.allowance(decoding=False) == 512
+
+
+def test_on_a_slow_device_a_chunk_alone_takes_about_a_second() -> None:
+    """Nothing that comes meanwhile, a cancellation included, is looked at before it ends."""
+    pacer = Pacer(512, 0.5, 0.25)
+    for _ in range(20):
+        n = pacer.allowance(decoding=False)
+        pacer.prefilled(n, n / 100, decoding=False)
+    assert 80 <= n <= 100
 
 
 @given(st.lists(st.integers(1, 100_000), min_size=1, max_size=8))

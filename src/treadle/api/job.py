@@ -77,14 +77,15 @@ class Job:
     def cancel(self) -> None:
         """End it while its client still listens."""
         self._cancelled = True
-        self._abort()
+        self.end()
 
     def close(self) -> None:
         """Leave the running jobs; sequences that have not finished are aborted. May be called twice."""
         self._jobs.remove(self.id)
-        self._abort()
+        self.end()
 
-    def _abort(self) -> None:
+    def end(self) -> None:
+        """Abort what has not finished; the engine says why."""
         for choice in self._choices:
             if choice.index not in self._usages:
                 choice.stream.abort()
@@ -125,6 +126,11 @@ class Jobs:
         if job is not None:
             job.cancel()
         return job is not None
+
+    def end(self) -> None:
+        """Stop all of them; a server that shuts down and waits no longer."""
+        for job in list(self._running.values()):
+            job.end()
 
     def __len__(self) -> int:
         return len(self._running)

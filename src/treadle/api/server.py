@@ -21,8 +21,10 @@ class Server(uvicorn.Server):
 
     def __init__(self, engine: EnginePort, config: Config) -> None:
         self._engine = engine
+        app = create_app(engine, config)
+        self.jobs = app.state.context.jobs
         settings = uvicorn.Config(
-            create_app(engine, config),
+            app,
             host=config.host,
             port=config.port,
             log_level="warning",

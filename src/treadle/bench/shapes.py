@@ -32,6 +32,17 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 8,
         "tie_word_embeddings": False,
     },
+    "tiny": {  # for what depends on how many steps there are, not on how long one takes
+        **QWEN3,
+        "vocab_size": 1024,
+        "head_dim": 16,
+        "hidden_size": 64,
+        "num_hidden_layers": 4,
+        "intermediate_size": 128,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "tie_word_embeddings": True,
+    },
     "0.6b": {
         **QWEN3,
         "hidden_size": 1024,

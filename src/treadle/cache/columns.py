@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 STEP = 256  # buffers grow by this many columns
+GRAIN = 64  # a batch reads a multiple of this many columns, so that attention meets a new shape once in 64 steps
 SLACK = 256  # tokens kept behind a window, so that recent ones can be taken back
 FREE = np.int32(2**31 - 1)  # the position of a column that holds nothing for a row
 
@@ -57,6 +58,11 @@ class SoloColumns:
     def read_from(self) -> int:
         """The first column that the step's queries can need."""
         return 0 if self.window is None else max(0, self.index - self.window + 1)
+
+    @property
+    def read_to(self) -> int:
+        """The end of the columns that hold tokens, this step's included."""
+        return self.index + self.count
 
     def surplus(self, count: int) -> int:
         """Columns at the front that no later step can need, once there are enough of them to be worth a copy."""
@@ -125,6 +131,12 @@ class BatchColumns:
         return self._offset
 
     read_from = 0
+
+    @property
+    def read_to(self) -> int:
+        """The end of the columns that a step reads. Those at the end may hold nothing; the mask hides them."""
+        end = self.index + self._width
+        return min(-(-end // GRAIN) * GRAIN, round_up(end))
 
     def place(self, length: int, held: int) -> tuple[int, int]:
         """Add a row of `length` tokens whose last `held` come along. Returns (row, first column to copy them to)."""
@@ -217,7 +229,7 @@ class BatchColumns:
         window = self.window if self.window is not None else window
         key = (n, window, additive)
         if key not in self._masks:
-            positions = self._upload()[:, : self.index + n][:, None, None, :]
+            positions = self._upload()[:, : self.read_to][:, None, None, :]
             queries = (self.offset[:, None] + mx.arange(n, dtype=mx.int32))[:, None, :, None]
             mask = positions <= queries
             mask = mask if window is None else mask & (positions > queries - window)
@@ -228,7 +240,7 @@ class BatchColumns:
 
     def _upload(self) -> Any:
         """The table on the device. Only columns that changed since the last step travel."""
-        end = self.index + self._width
+        end = self.read_to
         if self._device is None or self._device.shape != self.table.shape:
             self._device = mx.array(self.table)
         elif self._clean < end:

@@ -44,22 +44,15 @@ class Rows:
     def update_and_fetch(self, keys: Any, values: Any) -> tuple[Any, Any]:
         """Write this step's rows ([rows, heads, n, dim]) and return all that its queries can see."""
         start, n = self.columns.index, keys.shape[2]
-        self._ensure(self.columns.num_rows, start + n, keys, values)
+        self._ensure(self.columns.num_rows, self.columns.read_to, keys, values)
         rows = self.columns.num_rows
         self.keys[:rows, :, start : start + n] = keys
         self.values[:rows, :, start : start + n] = values
-        return self._read(start + n)
+        return self.keys_and_values()
 
     def keys_and_values(self) -> tuple[Any, Any]:
-        """What the layer wrote in this step and before, for layers that share it."""
-        return self._read(self.columns.index + self._written())
-
-    def _written(self) -> int:
-        columns = self.columns
-        return columns.count if isinstance(columns, SoloColumns) else columns._width
-
-    def _read(self, end: int) -> tuple[Any, Any]:
-        rows, start = self.columns.num_rows, self.columns.read_from
+        """What the queries of this step can see; also asked by layers that share these rows."""
+        rows, start, end = self.columns.num_rows, self.columns.read_from, self.columns.read_to
         if rows == self.keys.shape[0] and start == 0 and end == self.keys.shape[2]:
             return self.keys, self.values
         return self.keys[:rows, :, start:end], self.values[:rows, :, start:end]

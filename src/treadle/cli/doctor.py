@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from collections import Counter
 from typing import Annotated
 
 import typer
 
-from treadle import runtime
+from treadle import compiler, runtime
 from treadle.cli import options
 from treadle.config import Config
 from treadle.errors import LoadError, TreadleError
@@ -57,9 +58,18 @@ def _machine() -> list[str]:
         f"{facts.memory_bytes / GB:.1f} GB, of which {facts.working_set_bytes / GB:.1f} GB may be used",
     )
     _line("BLAS", blas.note)
+    if facts.backend == "cpu":
+        _line("fused kernels", _fused())
     for name, version in facts.versions.items():
         _line(name, version)
     return []
+
+
+def _fused() -> str:
+    """Whether MLX's CPU build compiles kernels for several operations at once."""
+    if compiler.SWITCH not in os.environ:
+        return "compiled when needed"
+    return f"off: {compiler.why_not() or f'{compiler.SWITCH} is set'}"
 
 
 def _hooks() -> list[str]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import socket
 import sys
+import threading
 from types import FrameType
 
 from treadle import __version__
@@ -20,9 +22,13 @@ from treadle.models.sources import resolve
 
 log = logging.getLogger(__name__)
 
+ENGINE_THREAD = "treadle-engine"
+
 
 def run(config: Config, listener: socket.socket) -> None:
-    """Serve on `listener` until SIGINT or SIGTERM, then drain; a second Ctrl-C does not wait for that.
+    """Serve on `listener` until SIGINT or SIGTERM, then drain.
+
+    A second Ctrl-C ends what still runs, a third one the process.
 
     Raises:
         LoadError: the model cannot be loaded.
@@ -32,17 +38,27 @@ def run(config: Config, listener: socket.socket) -> None:
     server = Server(engine, config)
     with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
         runner.run(_serve(server, engine, listener))
+    if any(thread.name == ENGINE_THREAD for thread in threading.enumerate()):
+        # It loads or computes still: Python would tear MLX down under it, which ends in a crash.
+        sys.stdout.flush()
+        os._exit(0)
 
 
 class Server(http.Server):
     """The HTTP server as the process's main job: a signal is a request to end, not a failure."""
 
-    serving: asyncio.Task[None]
+    def __init__(self, engine: Engine, config: Config) -> None:
+        super().__init__(engine, config)
+        self.impatient = False
+        self.events: asyncio.AbstractEventLoop | None = None  # from the moment it serves
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         # uvicorn would remember the signal and raise it again at the end.
-        if self.should_exit and sig == signal.SIGINT:
-            self.serving.cancel()
+        if self.impatient and sig == signal.SIGINT:
+            os._exit(130)
+        if self.should_exit and sig == signal.SIGINT and self.events is not None:
+            self.impatient = True
+            self.events.call_soon_threadsafe(self.jobs.end)
         self.should_exit = True
 
 
@@ -56,7 +72,8 @@ def _load(config: Config) -> LoadedModel:
 
 async def _serve(server: Server, engine: Engine, listener: socket.socket) -> None:
     """Run the server to its end; a model that cannot be loaded ends it."""
-    serving = server.serving = asyncio.create_task(server.serve(sockets=[listener]))
+    server.events = asyncio.get_running_loop()
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
     loading = asyncio.create_task(settled(engine))
     await asyncio.wait((serving, loading), return_when=asyncio.FIRST_COMPLETED)
     if not loading.done():

@@ -73,4 +73,4 @@ class Ledger:
 
 
 def _gb(n: int) -> str:
-    return f"{n / 1e9:.2f} GB"
+    return f"{n / 1e9:.2f} GB" if n >= 10**8 or n == 0 else f"{n / 1e6:.1f} MB"

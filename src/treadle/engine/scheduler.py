@@ -4,6 +4,7 @@ The rules:
 - Decode comes first: every group steps once per turn of the loop.
 - Prefill goes one sequence at a time: by turns the one with the fewest tokens left and the oldest, so that a short
   request does not wait behind a long one and a long one always moves on.
+- A chunk takes about a second at most: so long may a cancellation or a new request have to wait for it.
 - While streams decode, a chunk may stop them for at most `stall_s`, and between two chunks decoding gets
   `(1 - share) / share` times as long as the chunk took, and at least `MIN_STEPS` steps. So fewer than half of a
   stream's steps have a chunk in front of them, and its median inter-token time stays that of plain decoding.
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 SHORT = 1024  # rows below this many tokens always fit together
 MIN_STEPS = 3  # with a chunk before every third step at most, the median step has none
 MIN_CHUNK = 16
+LONGEST_S = 1.0  # a chunk that no stream waits for; a new request and a cancellation do
 GRAIN = 16  # chunk sizes are multiples of this, so that few shapes occur
 
 
@@ -55,13 +57,17 @@ class Pacer:
     def allowance(self, decoding: bool) -> int:
         """Most tokens for a chunk now; 0 while running streams are owed time."""
         if not decoding:
-            return self.chunk
+            return self.chunk if self._speed is None else self._fitting(max(LONGEST_S, self.stall_s))
         if self._owed_s > 0 or self._steps < MIN_STEPS:
             return 0
         if self._speed is None:
             return min(self.chunk, MIN_CHUNK * 4)
-        fitting = int(self._speed * self.stall_s) // GRAIN * GRAIN
-        return min(self.chunk, max(MIN_CHUNK, fitting))
+        return self._fitting(self.stall_s)
+
+    def _fitting(self, seconds: float) -> int:
+        """Tokens that take so long at the speed of recent chunks."""
+        assert self._speed is not None
+        return min(self.chunk, max(MIN_CHUNK, int(self._speed * seconds) // GRAIN * GRAIN))
 
     def prefilled(self, num_tokens: int, seconds: float, decoding: bool) -> None:
         speed = num_tokens / max(seconds, 1e-6)

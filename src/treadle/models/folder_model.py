@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 def load_folder(path: Path, backend: runtime.Backend, weights: WeightForm) -> tuple[Any, dict[str, Any], bool]:
-    """The model, evaluated, its config, and whether quantised weights were expanded.
+    """The model, evaluated, its config, and whether quantised weights were expanded; after `check_folder`.
 
     On a CPU all floats become float32 where that fits the rule of `hold_dense`; norms and the scales and
     biases of packed weights always do: MLX's packed kernels are hopelessly slow there with 16-bit floats.
@@ -28,7 +28,6 @@ def load_folder(path: Path, backend: runtime.Backend, weights: WeightForm) -> tu
     """
     import mlx.core as mx
 
-    check_folder(path)
     utils = runtime.mlx_lm_module("utils")
     try:
         with runtime.guarded_import(f"the model in {path}"):

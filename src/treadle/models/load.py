@@ -13,7 +13,7 @@ from treadle import runtime
 from treadle.errors import ConfigError
 from treadle.models import gguf as gguf_file
 from treadle.models import gguf_model, gguf_tokenizer
-from treadle.models.folder_model import load_folder, load_folder_tokenizer, read_json
+from treadle.models.folder_model import check_folder, load_folder, load_folder_tokenizer, read_json
 from treadle.models.placement import WeightForm, hold_dense
 from treadle.models.sources import ResolvedSource
 from treadle.models.stops import stop_ids, template_of
@@ -105,6 +105,7 @@ def _load_gguf(source: ResolvedSource, backend: runtime.Backend, weights: Weight
 
 
 def _load_folder(source: ResolvedSource, backend: runtime.Backend, weights: WeightForm) -> _Parts:
+    check_folder(source.path)  # an unknown architecture is told before its tokenizer is looked at
     tokenizer = load_folder_tokenizer(source.path)
     model, config, dense = load_folder(source.path, backend, weights)
     generation_file = source.path / "generation_config.json"
