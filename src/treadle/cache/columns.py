@@ -245,7 +245,7 @@ class BatchColumns:
             self._device = mx.array(self.table)
         elif self._clean < end:
             self._device[:, self._clean : end] = mx.array(self.table[:, self._clean : end])
-        self._clean = end
+        self._clean = self.index + self._width  # what lies beyond is written by steps to come
         return self._device
 
     def _ensure(self, columns: int) -> None:
