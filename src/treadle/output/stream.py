@@ -31,6 +31,16 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class ToolDelta:
+    """A piece of one tool call. The first of an `index` carries `id` and `name`; `arguments` concatenate to JSON."""
+
+    index: int
+    id: str | None = None
+    name: str | None = None
+    arguments: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Event:
     """One piece of an answer.
 
@@ -45,6 +55,7 @@ class Event:
     ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
     offsets: tuple[int, ...] = ()
+    tool: ToolDelta | None = None  # of a tool event
     prefilled: int | None = None
     finish: Finish | None = None
     stop_string: str | None = None
