@@ -43,6 +43,18 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 2,
         "tie_word_embeddings": True,
     },
+    "instant": {
+        **QWEN3,
+        "vocab_size": 256,
+        "head_dim": 8,
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "intermediate_size": 16,
+        "num_attention_heads": 1,
+        "num_key_value_heads": 1,
+        "max_position_embeddings": 131072,
+        "tie_word_embeddings": True,
+    },
     "0.6b": {
         **QWEN3,
         "hidden_size": 1024,
