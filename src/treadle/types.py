@@ -51,6 +51,25 @@ class Sampling:
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
 
 
+class Language(StrEnum):
+    """How a `Constraint` says what may be generated."""
+
+    JSON_OBJECT = "json_object"  # any JSON object; no source
+    JSON_SCHEMA = "json_schema"  # source: a JSON schema as JSON text; properties come in its order
+    REGEX = "regex"  # source: a regular expression that the whole reply matches
+    CHOICE = "choice"  # source: a JSON list of strings, one of which is the reply
+    LARK = "lark"  # source: a grammar in llguidance's dialect of Lark
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """What the reply must look like. Compared and hashed by value; compiled by `treadle.grammar`."""
+
+    kind: Language
+    source: str = ""
+    after: tuple[int, ...] | None = None  # ids in a row: generation is free up to and including them
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """One prompt for the engine. Ids are already checked against the vocabulary (`Engine.submit` checks again)."""
@@ -63,6 +82,7 @@ class Request:
     timeout_s: float | None = None  # wall clock from submit; then Finish.ABORT
     cache_salt: str = ""  # requests with different salts never share computed rows
     boundaries: tuple[int, ...] = ()  # positions in `prompt` where a message starts, ascending; may be many
+    constraint: Constraint | None = None
 
 
 @dataclass(frozen=True, slots=True)

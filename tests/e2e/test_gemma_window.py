@@ -31,7 +31,7 @@ def run_of(model: LoadedModel, cached: bool) -> Run:
     store = Store(Settings(Budget(10**9), 10**12)) if cached else None
     layers = partial(new_layers, model.model, model.caps)
     reuse = Reuse(store, model.caps, 256)
-    return Run(Loop(model.model, model.caps, Config(), layers, None, reuse, look_ahead=False))
+    return Run(Loop(model.model, model.caps, Config(), layers, None, reuse))
 
 
 def test_branches_around_the_window_and_a_repeat_give_the_cold_text(gemma: LoadedModel) -> None:

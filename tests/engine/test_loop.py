@@ -54,10 +54,10 @@ class Run:
         return finishes[0]
 
 
-def run_of(model: HashModel, look_ahead: bool = True, **settings: object) -> Run:
+def run_of(model: HashModel, **settings: object) -> Run:
     config = Config(**settings)  # type: ignore[arg-type]
     layers = partial(new_layers, model, model.caps)
-    return Run(Loop(model, model.caps, config, layers, look_ahead=look_ahead, clock=Clock()))
+    return Run(Loop(model, model.caps, config, layers, clock=Clock()))
 
 
 def request_of(id: str, prompt: list[int], max_tokens: int | None = 12, **sampling: object) -> Request:
@@ -109,7 +109,6 @@ def test_any_mix_of_joins_leaves_aborts_and_chunks_gives_the_text_of_the_plain_l
     plan = [data.draw(requests(i)) for i in range(data.draw(st.integers(1, 6)))]
     run = run_of(
         model,
-        look_ahead=data.draw(st.booleans()),
         max_rows=data.draw(st.integers(1, 5)),
         prefill_chunk=data.draw(st.integers(1, 24)),
         on_busy=data.draw(st.sampled_from(["batch", "batch", "queue"])),

@@ -14,7 +14,6 @@ from treadle.config import Config
 from treadle.engine.loop import Loop
 from treadle.engine.reuse import Reuse
 from treadle.models.capabilities import new_layers
-from treadle.runtime import device_facts
 from treadle.types import Request, Sampling
 
 
@@ -41,7 +40,7 @@ def loop_of(subject: Subject, reuse: Reuse | None = None, **settings: object) ->
     """The loop as the engine builds it; without a prefix cache unless `reuse` is given."""
     config = Config.of(**settings)
     layers = partial(new_layers, subject.model, subject.caps)
-    return Loop(subject.model, subject.caps, config, layers, None, reuse, device_facts().backend != "cpu")
+    return Loop(subject.model, subject.caps, config, layers, None, reuse)
 
 
 def random_request(id: str, vocab_size: int, prompt: int, tokens: int, seed: int = 0, **sampling: object) -> Request:

@@ -218,7 +218,6 @@ class Engine:
         from treadle.engine.loop import Loop
         from treadle.engine.reuse import Reuse, store_of
         from treadle.models.capabilities import new_layers
-        from treadle.runtime import device_facts
 
         limit = claim(self.config)
         loaded = self._load()
@@ -226,8 +225,7 @@ class Engine:
         layers = partial(new_layers, loaded.model, loaded.caps)
         store = store_of(self.config, limit)
         reuse = Reuse(store, loaded.caps, self.config.checkpoint_every, loaded.revision)
-        look_ahead = device_facts().backend != "cpu"
-        loop = Loop(loaded.model, loaded.caps, self.config, layers, self._ledger, reuse, look_ahead)
+        loop = Loop(loaded.model, loaded.caps, self.config, layers, self._ledger, reuse)
         self._loaded = loaded
         if self._state == "loading":
             self._state = "ready"

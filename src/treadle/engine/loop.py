@@ -44,7 +44,6 @@ class Loop:
         new_layers: Callable[[], Layers],
         ledger: Ledger | None = None,
         reuse: Reuse | None = None,
-        look_ahead: bool = True,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.model = model
@@ -58,7 +57,6 @@ class Loop:
         self.prefilling: list[Sequence] = []
         self.groups: list[Group] = []
         self.pacer = scheduler.Pacer(config.prefill_chunk, config.prefill_share, config.prefill_stall_s)
-        self.look_ahead = look_ahead
         self._outputs: list[Output] = []
         self._turn = 0
         self._steps = 0
@@ -136,14 +134,17 @@ class Loop:
     def _decode(self, group: Group) -> None:
         """Launch the next step, then read the one before it while the device works.
 
-        MLX's CPU backend hardly returns before a step is computed, so without look-ahead the step itself is read.
+        A step that makes somebody's first token is read at once: it must not wait for the next one to be built.
         """
         began = self.clock()
         try:
             launched = group.launch() if any(row.wants_more for row in group.rows) else None
-            flight, group.flight = (group.flight, launched) if self.look_ahead else (launched, None)
+            flight, group.flight = group.flight, launched
             if flight is not None:
                 self._settle(flight)
+            if launched is not None and any(row.first_token is None for row in launched.rows):
+                group.flight = None
+                self._settle(launched)
         except Exception as error:
             self._isolate(group, error)
         self.pacer.decoded(self.clock() - began)
