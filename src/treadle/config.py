@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+import re
+import math
+from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
 from treadle.errors import ConfigError
 
 CACHE_BITS = ("off", "8", "4")
 BUSY_MODES = ("batch", "queue", "preempt")
+ORIGIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/\s]+")
+HOST = re.compile(r"[A-Za-z0-9._-]+|\[?[0-9A-Fa-f.]*:[0-9A-Fa-f:.]+\]?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +43,10 @@ class Config:
     checkpoint_every: int = 2048  # tokens between checkpoints of recurrent and windowed layers in a long prefill
     max_body_mb: float = 32.0
     log_prompts: bool = False
+    api_keys: tuple[str, ...] = field(default=(), repr=False)  # none: everyone who reaches the address may ask
+    allowed_origins: tuple[str, ...] = ()  # web pages besides those of this machine; "*" is all
+    allowed_hosts: tuple[str, ...] = ()  # names that clients may call the server by besides loopback's; "*" is all
+    rate_limit_per_minute: int | None = None  # requests for each key, or for each address where there is no key
 
     def __post_init__(self) -> None:
         positive = (
@@ -55,11 +63,11 @@ class Config:
             "max_body_mb",
         )
         for key in positive:
-            if getattr(self, key) <= 0:
+            if not 0 < getattr(self, key) < math.inf:
                 raise ConfigError(f"{key} must be positive, not {getattr(self, key)}.", param=key)
-        for key in ("context_length", "request_timeout_s", "memory_limit_gb"):
+        for key in ("context_length", "request_timeout_s", "memory_limit_gb", "rate_limit_per_minute"):
             value = getattr(self, key)
-            if value is not None and value <= 0:
+            if value is not None and not 0 < value < math.inf:
                 raise ConfigError(f"{key} must be positive, not {value}.", param=key)
         if not 0 < self.prefill_share < 1:
             raise ConfigError(
@@ -67,7 +75,9 @@ class Config:
             )
         if self.on_busy not in BUSY_MODES:
             raise ConfigError(f"on_busy must be one of {', '.join(BUSY_MODES)}, not {self.on_busy!r}.", param="on_busy")
-        if self.cache_gb is not None and self.cache_gb < 0:
+        if not 0 <= self.drain_s < math.inf:
+            raise ConfigError(f"drain_s must not be negative, not {self.drain_s}.", param="drain_s")
+        if self.cache_gb is not None and not 0 <= self.cache_gb < math.inf:
             raise ConfigError(f"cache_gb must not be negative, not {self.cache_gb}.", param="cache_gb")
         if self.cache_quantization not in CACHE_BITS:
             raise ConfigError(
@@ -80,6 +90,23 @@ class Config:
             )
         if self.port > 65535:
             raise ConfigError(f"port must be at most 65535, not {self.port}.", param="port")
+        self._check_security()
+
+    def _check_security(self) -> None:
+        if any(not key or not key.isascii() or not key.isprintable() or " " in key for key in self.api_keys):
+            raise ConfigError("api_keys must be printable ASCII without spaces, none empty.", param="api_keys")
+        for origin in self.allowed_origins:
+            if origin != "*" and not ORIGIN.fullmatch(origin):
+                raise ConfigError(
+                    f'allowed_origins must be like https://name:port, without a path, or "*", not {origin!r}.',
+                    param="allowed_origins",
+                )
+        for host in self.allowed_hosts:
+            if host != "*" and not HOST.fullmatch(host):
+                raise ConfigError(
+                    f'allowed_hosts must be names or addresses without a port, or "*", not {host!r}.',
+                    param="allowed_hosts",
+                )
 
     @classmethod
     def of(cls, **values: Any) -> Self:

@@ -31,9 +31,12 @@ class ContextLengthExceeded(BadRequest):
 
     code = "context_length_exceeded"
 
-    def __init__(self, num_tokens: int, context_length: int, *, param: str = "messages") -> None:
+    def __init__(
+        self, num_tokens: int, context_length: int, *, param: str = "messages", at_least: bool = False
+    ) -> None:
+        count = f"at least {num_tokens}" if at_least else f"{num_tokens}"
         super().__init__(
-            f"This model's context length is {context_length} tokens, but the prompt has {num_tokens} tokens.",
+            f"This model's context length is {context_length} tokens, but the prompt has {count} tokens.",
             param=param,
         )
         self.num_tokens = num_tokens

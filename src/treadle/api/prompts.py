@@ -72,7 +72,7 @@ def refuse_hopeless(model: ModelPort, text: str, param: str) -> None:
         piece = text[start : start + PIECE_CHARS]
         seen += len(encoder_of(model.tokenizer).encode_in_full(piece, add_special_tokens=False))
         if seen > context * MARGIN:
-            raise ContextLengthExceeded(seen, context, param=param)
+            raise ContextLengthExceeded(seen, context, param=param, at_least=True)
 
 
 def _checked(model: ModelPort, ids: list[int]) -> Ids:

@@ -117,7 +117,8 @@ class Engine:
         if self._state != "ready":
             raise NotReady(self.failure or "The server is shutting down.")
         _check(request, caps.vocab_size, caps.context_length)
-        if len(self._streams) >= self.config.max_rows + self.config.max_waiting:
+        rows = 1 if self.config.on_busy == "queue" else self.config.max_rows
+        if len(self._streams) >= rows + self.config.max_waiting:
             raise QueueFull(f"{len(self._streams)} requests are running or waiting already; try again shortly.")
         if request.id in self._streams:
             raise BadRequest(f"The request id {request.id!r} is in use.", param="id")
@@ -196,8 +197,11 @@ class Engine:
             log.exception("Loading failed.")
             self._fail(f"Loading failed ({type(error).__name__}: {error}).")
             return
+        import mlx.core as mx
+
         try:
             self._run(loop)
+            mx.synchronize()  # a step under way must not outlive this thread's stream
         except Exception as error:  # a bug in the loop itself: say so on every stream, and on /health
             log.exception("The engine thread ended.")
             self._fail(f"The engine failed ({type(error).__name__}: {error}).")
@@ -221,7 +225,12 @@ class Engine:
 
         limit = claim(self.config)
         loaded = self._load()
-        self._ledger = Ledger(loaded.caps.footprint, mx.get_active_memory(), limit)
+        used = mx.get_active_memory()
+        if used >= limit:
+            raise LoadError(
+                f"The model alone takes {used / 1e9:.2f} GB, but the server may use {limit / 1e9:.2f} GB (memory_limit_gb)."
+            )
+        self._ledger = Ledger(loaded.caps.footprint, used, limit)
         layers = partial(new_layers, loaded.model, loaded.caps)
         store = store_of(self.config, limit)
         reuse = Reuse(store, loaded.caps, self.config.checkpoint_every, loaded.revision)

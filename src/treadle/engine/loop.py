@@ -78,10 +78,14 @@ class Loop:
             yield from group.rows
 
     def submit(self, request: Request) -> None:
-        """Queue a request whose ids were checked. In `preempt` mode everything before it is aborted."""
+        """Queue a request whose ids were checked. In `preempt` mode everything before it is aborted.
+
+        Choices of one client request (ids that differ after a colon only) do not abort each other.
+        """
         if self.config.on_busy == "preempt":
             for sequence in list(self.sequences()):
-                self._end(sequence, Finish.ABORT)
+                if sequence.id.partition(":")[0] != request.id.partition(":")[0]:
+                    self._end(sequence, Finish.ABORT)
         room = self.caps.context_length - len(request.prompt)
         if request.max_tokens is not None:
             room = min(room, request.max_tokens)
