@@ -28,7 +28,6 @@ from treadle.engine.loop import Loop
 from treadle.engine.memory import Ledger
 from treadle.engine.reuse import Reuse, store_of
 from treadle.models.capabilities import new_layers
-from treadle.runtime import device_facts
 from treadle.types import Finish, Ids, Request, Sampling
 
 KINDS: tuple[dict[str, Any], ...] = (
@@ -75,7 +74,7 @@ def _loop(subject: Subject, config: Config) -> Loop:
     reuse = Reuse(store_of(config, limit), caps, config.checkpoint_every)
     ledger = Ledger(caps.footprint, mx.get_active_memory(), limit)
     layers = partial(new_layers, subject.model, caps)
-    return Loop(subject.model, caps, config, layers, ledger, reuse, device_facts().backend != "cpu")
+    return Loop(subject.model, caps, config, layers, ledger, reuse)
 
 
 def _requests(subject: Subject, longest: int, tokens: int) -> Iterator[Request]:

@@ -228,7 +228,8 @@ class Engine:
         used = mx.get_active_memory()
         if used >= limit:
             raise LoadError(
-                f"The model alone takes {used / 1e9:.2f} GB, but the server may use {limit / 1e9:.2f} GB (memory_limit_gb)."
+                f"The model alone takes {used / 1e9:.2f} GB, "
+                f"but the server may use {limit / 1e9:.2f} GB (memory_limit_gb)."
             )
         self._ledger = Ledger(loaded.caps.footprint, used, limit)
         layers = partial(new_layers, loaded.model, loaded.caps)
