@@ -14,7 +14,6 @@ import mlx.core as mx
 import numpy as np
 
 from treadle.cache.columns import BatchColumns, Columns, SoloColumns, round_up
-from treadle.cache.copying import cut
 from treadle.runtime import mlx_lm_module
 
 ArraysCache: Any = mlx_lm_module("models.cache").ArraysCache
@@ -216,7 +215,7 @@ class Layers:
         """The recurrent layers of a row: arrays [1, ...], or None where a layer has not begun."""
         if self.num_rows == 1:
             return [list(state.cache) for state in self.states]
-        return [[None if a is None else cut(a, row, row + 1, axis=0) for a in s.cache] for s in self.states]
+        return [[None if a is None else mx.contiguous(a[row : row + 1]) for a in s.cache] for s in self.states]
 
     def join(self, other: Layers) -> int:
         """Copy the one sequence of `other` in as a new row and return its number."""
@@ -306,9 +305,9 @@ class Layers:
         for columns in self.columns.values():
             if isinstance(columns, SoloColumns):
                 if surplus := columns.surplus(count):
-                    end = columns.index
+                    held = slice(surplus, columns.index)
                     columns.first += surplus
-                    self._map(columns, lambda a, start=surplus, end=end: cut(a, start, end))
+                    self._map(columns, lambda a, held=held: mx.contiguous(a[:, :, held]))
             elif columns.waste():
                 source, rows = mx.array(columns.squeeze())[:, None, :, None], columns.num_rows
                 self._map(columns, lambda a, s=source, n=rows: mx.take_along_axis(a[:n], s, axis=2))
@@ -331,10 +330,10 @@ class _Pick:
     def __call__(self, buffer: Any) -> Any:
         line = buffer[self.row : self.row + 1]
         if self.num == 0:
-            return line[:, :, :0]
+            return mx.contiguous(line[:, :, :0])
         first = int(self.columns[0])
         if int(self.columns[-1]) - first + 1 == self.num and (np.diff(self.columns) == 1).all():
-            return cut(line, first, first + self.num)
+            return mx.contiguous(line[:, :, first : first + self.num])
         return mx.take(line, mx.array(self.columns), axis=2)
 
 

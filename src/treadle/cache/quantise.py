@@ -22,8 +22,6 @@ from typing import Any
 
 import mlx.core as mx
 
-from treadle.cache.copying import cut
-
 GROUP_SIZES = (32, 64, 128)  # what MLX can read
 CODE_BITS = (4, 8)
 SCALE_BITS = 32  # of a group's scale and bias together
@@ -93,7 +91,7 @@ class Packed:
         """
         if not 0 <= start < end <= self.num_tokens:
             raise ValueError(f"no tokens {start} to {end} in {self.num_tokens} packed ones")
-        return self._with([cut(a, start, end) for a in self.arrays()])
+        return self._with([mx.contiguous(a[:, :, start:end]) for a in self.arrays()])
 
     @staticmethod
     def concatenate(parts: Sequence[Packed]) -> Packed:

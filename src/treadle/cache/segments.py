@@ -14,7 +14,6 @@ from typing import Any, TypeAlias
 import mlx.core as mx
 
 from treadle.cache import quantise
-from treadle.cache.copying import cut
 from treadle.cache.layers import Layers
 from treadle.cache.node import Node, Root
 from treadle.cache.transfer import read_rows
@@ -79,8 +78,7 @@ class Owned:
         self.nbytes = sum(t.nbytes for t in self.tensors)
 
     def split(self, at: int) -> tuple[Owned, Owned]:
-        head = [cut(t, 0, at) for t in self.tensors]
-        tail = [cut(t, at, t.shape[2]) for t in self.tensors]
+        head, tail = ([mx.contiguous(t[:, :, part]) for t in self.tensors] for part in (slice(at), slice(at, None)))
         return Owned(head), Owned(tail)
 
     def read(self, used: int) -> list[Any]:
@@ -136,4 +134,4 @@ def _unpacked(tensor: Any) -> Any:
 def _slice(tensor: Any, start: int, end: int) -> Any:
     if isinstance(tensor, quantise.Packed):
         return tensor.slice(start, end)
-    return cut(tensor, start, end)
+    return mx.contiguous(tensor[:, :, start:end])

@@ -13,7 +13,6 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from treadle.cache.copying import cut
 from treadle.cache.disk import DiskTier
 from treadle.cache.disk_format import Tensor
 from treadle.cache.disk_keys import BLOCK, block_keys, state_key
@@ -107,7 +106,9 @@ class Spill:
         end = held.position if held is not None else (first + len(pieces)) * BLOCK
         if end > known:
             offset = first * BLOCK
-            leaf = tree.insert(root, ids[:end], lambda a, b: Owned([cut(t, a - offset, b - offset) for t in rows]))
+            leaf = tree.insert(
+                root, ids[:end], lambda a, b: Owned([mx.contiguous(t[:, :, a - offset : b - offset]) for t in rows])
+            )
             if held is not None:
                 tree.add_checkpoint(leaf, held.position, held)
 

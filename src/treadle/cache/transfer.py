@@ -14,7 +14,6 @@ import mlx.core as mx
 import numpy as np
 
 from treadle.cache.columns import BatchColumns, Columns, SoloColumns
-from treadle.cache.copying import cut
 from treadle.cache.layers import Layers, Rows
 
 
@@ -114,5 +113,5 @@ def _cut(buffer: Any, row: int, columns: Any) -> Any:
     n = len(columns)
     first = int(columns[0]) if n else 0
     if n == 0 or int(columns[-1]) - first + 1 == n:
-        return cut(line, first, first + n)
+        return mx.contiguous(line[:, :, first : first + n])
     return mx.take(line, mx.array(columns), axis=2)
