@@ -1,12 +1,13 @@
 """How long the prefix tree takes: look-ups from 1k to 131k tokens, its worst cases, publishing and evicting.
 
-    python -m treadle.bench.tree
+    python -m treadle.bench tree
 
 A table first, one JSON line last. Times in microseconds. CPU only, no model.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import time
 from collections.abc import Callable, Iterable
@@ -56,7 +57,8 @@ class Result:
     p95_us: float
 
 
-def main() -> None:
+def main(argv: list[str]) -> None:
+    argparse.ArgumentParser(prog="treadle.bench tree", description=__doc__).parse_args(argv)
     rng = np.random.default_rng(0)
     results = [*plain(rng), *adversarial(rng), publishing(rng), evicting(rng)]
     show(results)
@@ -184,7 +186,3 @@ def show(results: list[Result]) -> None:
         )
         table.add_row(r.case, *numbers)
     Console().print(table)
-
-
-if __name__ == "__main__":
-    main()
