@@ -41,7 +41,7 @@ class Live:
     def send(self, path: str, body: Any) -> socket.socket:
         """Post `body` over a raw socket and leave the answer unread."""
         data = json.dumps(body).encode()
-        head = f"POST {path} HTTP/1.1\r\nHost: test\r\nContent-Length: {len(data)}\r\n\r\n"
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n"
         connection = self.connect()
         connection.sendall(head.encode() + data)
         return connection

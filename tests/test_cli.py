@@ -92,6 +92,11 @@ GIVEN = {
     "cache_group_size": "32",
     "cache_dir": "kept",
 }  # where 7 is no legal value
+REPEATED = {
+    "api_keys": ("--api-key", ("one", "two")),
+    "allowed_origins": ("--allowed-origin", ("https://a.example", "http://b:80")),
+    "allowed_hosts": ("--allowed-host", ("box.lan", "::1")),
+}
 
 
 def test_every_option_of_serve_reaches_its_field(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,11 +110,42 @@ def test_every_option_of_serve_reaches_its_field(monkeypatch: pytest.MonkeyPatch
         elif isinstance(default, bool):
             wanted[field.name] = True
             arguments.append("--" + field.name.replace("_", "-"))
+        elif field.name in REPEATED:
+            flag, wanted[field.name] = REPEATED[field.name]
+            arguments += [part for value in wanted[field.name] for part in (flag, value)]
         else:
             text = GIVEN.get(field.name, "7")
             wanted[field.name] = text if isinstance(default, str) or field.name == "cache_dir" else float(text)
             arguments += ["--" + field.name.replace("_", "-"), text]
     assert asdict(served(monkeypatch, *arguments)) == wanted
+
+
+def test_keys_come_from_the_environment_unless_options_give_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TREADLE_API_KEYS", " one, two,")
+    assert served(monkeypatch).api_keys == ("one", "two")
+    assert served(monkeypatch, "--api-key", "three").api_keys == ("three",)
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "key"),
+    [
+        ("--api-key", "", "api_keys"),
+        ("--api-key", "two words", "api_keys"),
+        ("--allowed-origin", "example.com", "allowed_origins"),
+        ("--allowed-origin", "https://example.com/path", "allowed_origins"),
+        ("--allowed-host", "box:80", "allowed_hosts"),
+        ("--rate-limit-per-minute", "0", "rate_limit_per_minute"),
+    ],
+)
+def test_a_bad_security_setting_names_its_key(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], flag: str, value: str, key: str
+) -> None:
+    assert run(monkeypatch, "serve", flag, value) == 2
+    assert capsys.readouterr().err.startswith(f"treadle: {key} must be ")
+
+
+def test_a_key_is_not_part_of_a_printed_configuration() -> None:
+    assert "secret" not in repr(Config(api_keys=("secret",)))
 
 
 def test_a_bad_setting_is_one_sentence_that_names_its_key(

@@ -41,6 +41,7 @@ WITHOUT_MLX = (
     "output/",
     "cli/",
     "cache/tree.py",
+    "grammar/",
     "engine/scheduler.py",
 )
 MLX_MODULES = {"mlx", "mlx_lm", "mlx_vlm"}

@@ -67,7 +67,7 @@ class Constraint:
 
     kind: Language
     source: str = ""
-    after: tuple[int, ...] | None = None  # ids in a row: generation is free up to and including them
+    after: tuple[int, ...] | None = None  # generation is free until their text has come
 
 
 @dataclass(frozen=True, slots=True)

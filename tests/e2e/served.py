@@ -47,7 +47,7 @@ class Served:
     def send(self, path: str, body: object) -> socket.socket:
         """Post `body` over a raw socket and leave the answer unread."""
         data = json.dumps(body).encode()
-        head = f"POST {path} HTTP/1.1\r\nHost: test\r\nContent-Length: {len(data)}\r\n\r\n"
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n"
         connection = socket.create_connection(("127.0.0.1", self.port), timeout=10)
         connection.sendall(head.encode() + data)
         return connection

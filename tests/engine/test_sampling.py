@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -120,3 +122,20 @@ def test_nan_is_reported_for_its_row_only() -> None:
     logits[0, 5] = np.nan
     logits[1, 5] = 1
     assert draw(logits, [Sampling(temperature=0)] * 2) == [NAN_TOKEN, 5]
+
+
+@given(st.lists(settings_of_rows, min_size=1, max_size=4), st.integers(0, 1000))
+def test_a_mask_forbids_in_its_own_row_and_changes_nothing_where_it_allows_all(rows: list[Sampling], seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    logits = rng.normal(0, 2, (len(rows), VOCAB)).astype(np.float32)
+    bits = rng.random((len(rows), 224)) < 0.05
+    bits[:, VOCAB - 1] = True
+    bits[1::2] = True
+    mask = np.packbits(bits, axis=1, bitorder="little").view(np.uint32)
+    sampler, free = Sampler(VOCAB), Sampler(VOCAB)
+    for row in rows:
+        sampler.join(replace(row, logit_bias=((3, 100.0),)), np.array([1, 2, 3]), NONE)
+        free.join(replace(row, logit_bias=((3, 100.0),)), np.array([1, 2, 3]), NONE)
+    tokens = sampler.draw(mx.array(logits), [7] * len(rows), mask).tokens.tolist()
+    assert all(bits[i, token] for i, token in enumerate(tokens))
+    assert tokens[1::2] == free.draw(mx.array(logits), [7] * len(rows)).tokens.tolist()[1::2]

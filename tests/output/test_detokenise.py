@@ -185,7 +185,8 @@ def test_other_decoders_stream_exactly(tokenizer: PreTrainedTokenizerFast, ids: 
 @given(some_ids())
 def test_the_window_gives_what_the_table_gives(case: tuple[str, list[int]]) -> None:
     name, ids = case
-    path = _WindowPath(family(name), pieces_of(family(name)), keep_special=False)
+    pieces = pieces_of(family(name))
+    path = _WindowPath(family(name), pieces, pieces.special)
     assert path.push(ids) + path.finish() == stream(family(name), ids, [])
 
 
@@ -199,3 +200,13 @@ def test_one_token_is_shown_as_openai_shows_it() -> None:
     word = family("wordpiece").convert_tokens_to_ids("the")
     assert piece_bytes(family("wordpiece"), word) == b"the"
     assert piece_bytes(tokenizer, 10**6) == b""
+
+
+@given(some_ids())
+def test_special_tokens_that_are_shown_have_their_text(case: tuple[str, list[int]]) -> None:
+    name, ids = case
+    special = pieces_of(family(name)).special
+    shown = frozenset(sorted(special)[::2])
+    visible = [i for i in ids if i not in special - shown]
+    some, every = Detokeniser(family(name), shown=shown), Detokeniser(family(name), keep_special=True)
+    assert some.push(ids) + some.finish() == every.push(visible) + every.finish()

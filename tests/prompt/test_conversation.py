@@ -55,7 +55,7 @@ def test_tool_turns_keep_ids_names_and_reasoning() -> None:
     assert assistant["tool_calls"][0]["id"] == "c1"
     assert assistant["reasoning_content"] == "hm"
     assert "refusal" not in assistant
-    assert tool == {"role": "tool", "content": "42", "tool_call_id": "c1"}
+    assert tool == {"role": "tool", "content": "42", "tool_call_id": "c1", "name": "f"}
 
 
 def test_arguments_become_objects_in_the_clients_key_order() -> None:

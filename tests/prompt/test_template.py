@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tests.output.families import CHATML, byte_level
 from treadle.errors import BadRequest
-from treadle.prompt.template import attempts, check_kwargs, merge, render
+from treadle.prompt.template import attempts, check_kwargs, merge, render, takes_tools
 
 STRICT = (
     "{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
@@ -117,11 +117,25 @@ def test_tools_are_rendered_in_their_own_key_order() -> None:
     assert text == render(using(TOOLS), say("u hi"), [tool])
 
 
-def test_tools_for_a_template_without_them_are_refused() -> None:
-    with pytest.raises(BadRequest, match="does not take tools") as caught:
-        render(using(CHATML), say("u hi"), [{"type": "function", "function": {"name": "f"}}])
-    assert caught.value.param == "tools"
-    assert render(using(CHATML), say("u hi"), []) == render(using(CHATML), say("u hi"))
+def test_a_template_takes_tools_if_it_writes_them() -> None:
+    assert takes_tools(using(TOOLS))
+    assert not takes_tools(using(CHATML)) and not takes_tools(using(None))
+    assert not takes_tools(using("{% if tools %}{{ raise_exception('No tools') }}{% endif %}x"))
+
+
+def test_call_ids_become_short_only_where_the_template_refuses_them() -> None:
+    call = {"id": "call_0123456789abcdef", "type": "function", "function": {"name": "f", "arguments": {}}}
+    messages = say("u hi", "a", "t 42", "u go")
+    messages[1]["tool_calls"], messages[2]["tool_call_id"] = [call], call["id"]
+    strict = (
+        "{% for m in messages %}{% for c in m.tool_calls or [] %}"
+        "{% if c.id|length != 9 %}{{ raise_exception('9!') }}{% endif %}{{ c.id }},{% endfor %}"
+        "{{ m.tool_call_id }}{% endfor %}"
+    )
+    first, second = render(using(strict), messages).split(",")
+    assert first == second and len(first) == 9 and first.isalnum()
+    free = "{% for m in messages %}{{ m.tool_call_id }}{% endfor %}"
+    assert render(using(free), messages) == call["id"]
 
 
 def test_merging_keeps_tool_results_apart_and_joins_tool_calls() -> None:

@@ -8,10 +8,12 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 
 from treadle import __version__
-from treadle.api import admin, errors, openai
+from treadle.api import admin, anthropic, errors, openai, responses, tokenise
 from treadle.api.context import Context
 from treadle.api.job import Jobs
 from treadle.api.ports import EnginePort
+from treadle.api.responses_store import ResponseStore
+from treadle.api.security import Security
 from treadle.config import Config
 
 
@@ -28,7 +30,12 @@ def create_app(engine: EnginePort, config: Config) -> FastAPI:
 
     app = FastAPI(title="Treadle", version=__version__, lifespan=lifespan)
     app.state.context = here
+    app.state.responses = ResponseStore()
     errors.install(app)
+    app.add_middleware(Security, config=config)
     app.include_router(openai.router)
+    app.include_router(anthropic.router)
+    app.include_router(responses.router)
+    app.include_router(tokenise.router)
     app.include_router(admin.router)
     return app

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import orjson
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
 from treadle.api.fields import GenerationBody
@@ -14,6 +14,7 @@ from treadle.api.unsupported import refuse_unsupported
 from treadle.errors import BadRequest, BodyTooLarge
 
 Body = TypeVar("Body", bound=GenerationBody)
+Checked = TypeVar("Checked", bound=BaseModel)
 
 
 async def read(request: Request, limit: int) -> bytes:
@@ -37,18 +38,33 @@ async def read(request: Request, limit: int) -> bytes:
 
 def parse(data: bytes, model: type[Body]) -> Body:
     """Check one JSON object against `model`; a top-level null counts as absent. Raises BadRequest."""
+    return generation(json_object(data), model)
+
+
+def generation(values: Mapping[str, Any], model: type[Body]) -> Body:
+    """`values` as the body of a generation route; what is unknown or not built is refused. Raises BadRequest."""
+    body = checked(values, model)
+    refuse_unsupported(body.model_extra or {}, body.n)
+    return body
+
+
+def json_object(data: bytes) -> dict[str, Any]:
+    """The JSON object without its top-level nulls. Raises BadRequest."""
     try:
         value = orjson.loads(data)
     except orjson.JSONDecodeError as error:
         raise BadRequest(f"The request body is not valid JSON: {error}.", code="invalid_json") from error
     if not isinstance(value, dict):
         raise BadRequest("The request body must be a JSON object.", code="invalid_json")
+    return {key: item for key, item in value.items() if item is not None}
+
+
+def checked(values: Mapping[str, Any], model: type[Checked]) -> Checked:
+    """`values` as a `model`. Raises BadRequest naming the first bad field."""
     try:
-        body = model.model_validate({key: item for key, item in value.items() if item is not None})
+        return model.model_validate(values)
     except ValidationError as error:
         raise bad_field(error) from error
-    refuse_unsupported(body.model_extra or {}, body.n)
-    return body
 
 
 def bad_field(error: ValidationError) -> BadRequest:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 from treadle.api.logprobs import ChatLogprobs
 from treadle.api.reply import Head, usage_object
 from treadle.api.sse import DONE, Frame, encode
-from treadle.output.stream import Event
-from treadle.types import Usage
+from treadle.output.stream import Event, Kind, ToolDelta
+from treadle.types import Finish, Usage
 
 CHUNK = "chat.completion.chunk"
 
@@ -24,13 +25,16 @@ class ChatWriter:
         self._head = head
         self._usage = usage
         self._logprobs = logprobs
-        self._frames = [self._frame(index) for index in range(num_choices)]
+        self._frames = [self._frame(index, "content") for index in range(num_choices)]
+        self._reasoning = [self._frame(index, "reasoning_content") for index in range(num_choices)]
+        self._calls: set[int] = set()  # choices with a tool call
+        self._reasoning_tokens = 0
 
-    def _frame(self, index: int) -> Frame:
-        return Frame(lambda text: self._chunk(index, {"content": text}))
+    def _frame(self, index: int, key: str) -> Frame:
+        return Frame(lambda text: self._chunk(index, {key: text}))
 
     def _chunk(
-        self, index: int, delta: dict[str, str], logprobs: Any = None, finish: str | None = None
+        self, index: int, delta: dict[str, Any], logprobs: Any = None, finish: str | None = None
     ) -> dict[str, Any]:
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
         rest = {"usage": None} if self._usage else {}
@@ -46,16 +50,78 @@ class ChatWriter:
         if self._logprobs is not None and event.logprobs:
             entries = {"content": self._logprobs.entries(event.logprobs), "refusal": None}
             data = encode(self._chunk(index, {"content": event.text}, entries))
+        elif event.tool is not None:
+            self._calls.add(index)
+            data = encode(self._chunk(index, {"tool_calls": [call_delta(event.tool)]}))
         elif event.text:
-            data = self._frames[index](event.text)
+            frames = self._reasoning if event.kind is Kind.REASONING else self._frames
+            data = frames[index](event.text)
         if event.finish is not None:
-            data += encode(self._chunk(index, {}, finish=event.finish.value))
+            self._reasoning_tokens += event.reasoning_tokens
+            data += encode(self._chunk(index, {}, finish=finish_reason(event.finish, index in self._calls)))
         return data
 
     def closing(self, usage: Usage) -> bytes:
         if not self._usage:
             return DONE
-        return encode(self._head.wrap(CHUNK, [], usage=usage_object(usage))) + DONE
+        return encode(self._head.wrap(CHUNK, [], usage=chat_usage(usage, self._reasoning_tokens))) + DONE
+
+
+def finish_reason(finish: Finish, called: bool) -> str:
+    """A reply that ends with calls stopped for them; one that was cut off says so first of all."""
+    return "tool_calls" if called and finish is Finish.STOP else finish.value
+
+
+def call_delta(delta: ToolDelta) -> dict[str, Any]:
+    """A piece of a call; what is said once per call is in its first piece only."""
+    if delta.id is None:
+        return {"index": delta.index, "function": {"arguments": delta.arguments}}
+    function = {"name": delta.name, "arguments": delta.arguments}
+    return {"index": delta.index, "id": delta.id, "type": "function", "function": function}
+
+
+def chat_usage(usage: Usage, reasoning_tokens: int) -> dict[str, Any]:
+    """`usage` with the reasoning tokens, which are part of the completion's."""
+    return usage_object(usage) | {"completion_tokens_details": {"reasoning_tokens": reasoning_tokens}}
+
+
+@dataclass(slots=True)
+class Parts:
+    """What one choice has said so far."""
+
+    texts: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    entries: list[dict[str, Any]] = field(default_factory=list)
+    finish: str | None = None
+
+    def add(self, event: Event) -> None:
+        if event.tool is not None:
+            self._call(event.tool)
+        elif event.kind is Kind.REASONING:
+            self.reasoning.append(event.text)
+        else:
+            self.texts.append(event.text)
+        if event.finish is not None:
+            self.finish = finish_reason(event.finish, bool(self.calls))
+
+    def _call(self, delta: ToolDelta) -> None:
+        if delta.id is None:
+            self.calls[delta.index]["function"]["arguments"] += delta.arguments
+        else:
+            function = {"name": delta.name, "arguments": delta.arguments}
+            self.calls.append({"id": delta.id, "type": "function", "function": function})
+
+    def message(self) -> dict[str, Any]:
+        """The assistant's message. Content is null for a reply without text that has calls or reasoning."""
+        text = "".join(self.texts)
+        bare = not text and (self.calls or self.reasoning)
+        message: dict[str, Any] = {"role": "assistant", "content": None if bare else text, "refusal": None}
+        if self.reasoning:
+            message["reasoning_content"] = "".join(self.reasoning)
+        if self.calls:
+            message["tool_calls"] = self.calls
+        return message
 
 
 class ChatCollector:
@@ -64,26 +130,24 @@ class ChatCollector:
     def __init__(self, head: Head, num_choices: int, logprobs: ChatLogprobs | None) -> None:
         self._head = head
         self._logprobs = logprobs
-        self._texts: list[list[str]] = [[] for _ in range(num_choices)]
-        self._entries: list[list[dict[str, Any]]] = [[] for _ in range(num_choices)]
-        self._finish: list[str | None] = [None] * num_choices
+        self._parts = [Parts() for _ in range(num_choices)]
+        self._reasoning_tokens = 0
 
     def add(self, index: int, event: Event) -> None:
-        self._texts[index].append(event.text)
+        self._parts[index].add(event)
+        self._reasoning_tokens += event.reasoning_tokens
         if self._logprobs is not None:
-            self._entries[index] += self._logprobs.entries(event.logprobs)
-        if event.finish is not None:
-            self._finish[index] = event.finish.value
+            self._parts[index].entries += self._logprobs.entries(event.logprobs)
 
     def reply(self, usage: Usage) -> dict[str, Any]:
-        choices = [self._choice(index) for index in range(len(self._texts))]
-        return self._head.wrap("chat.completion", choices, usage=usage_object(usage))
+        choices = [self._choice(index, parts) for index, parts in enumerate(self._parts)]
+        return self._head.wrap("chat.completion", choices, usage=chat_usage(usage, self._reasoning_tokens))
 
-    def _choice(self, index: int) -> dict[str, Any]:
+    def _choice(self, index: int, parts: Parts) -> dict[str, Any]:
         asked = self._logprobs is not None
         return {
             "index": index,
-            "message": {"role": "assistant", "content": "".join(self._texts[index]), "refusal": None},
-            "logprobs": {"content": self._entries[index], "refusal": None} if asked else None,
-            "finish_reason": self._finish[index],
+            "message": parts.message(),
+            "logprobs": {"content": parts.entries, "refusal": None} if asked else None,
+            "finish_reason": parts.finish,
         }

@@ -1,4 +1,5 @@
-"""Every error leaves in OpenAI's shape: `{"error": {"message", "type", "param", "code"}}`."""
+"""Every error leaves in OpenAI's shape, `{"error": {"message", "type", "param", "code"}}`, or in Anthropic's on
+its routes."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from treadle.api.anthropic_errors import anthropic_error_body, speaks_anthropic
 from treadle.errors import BadRequest, Cancelled, ContextLengthExceeded, Preempted, TimedOut, TreadleError
 
 log = logging.getLogger(__name__)
@@ -54,6 +56,17 @@ def error_response(error: TreadleError) -> Response:
     return json_response(error_body(error), error.status, error_headers(error))
 
 
+def anthropic_error_response(error: TreadleError) -> Response:
+    return json_response(anthropic_error_body(error), error.status, error_headers(error))
+
+
+def response_to(request: Request, error: TreadleError) -> Response:
+    """The error in the shape of the route that was asked for."""
+    if speaks_anthropic(request.url.path):
+        return anthropic_error_response(error)
+    return error_response(error)
+
+
 def internal_error() -> TreadleError:
     """What a client is told about a bug: nothing of its inside, which goes to the log."""
     return TreadleError("Internal error; the server's log has the details.", code="internal_error")
@@ -61,7 +74,7 @@ def internal_error() -> TreadleError:
 
 async def on_treadle_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, TreadleError)
-    return error_response(error)
+    return response_to(request, error)
 
 
 async def on_http_error(request: Request, error: Exception) -> Response:
@@ -73,12 +86,14 @@ async def on_http_error(request: Request, error: Exception) -> Response:
         405: f"Method {request.method} is not allowed on {request.url.path}.",
     }
     failure = BadRequest(messages.get(status, str(error.detail)), code=HTTP_CODES.get(status))
-    return json_response(error_body(failure), status, error.headers)
+    anthropic = speaks_anthropic(request.url.path)
+    body = anthropic_error_body(failure, status) if anthropic else error_body(failure)
+    return json_response(body, status, error.headers)
 
 
 async def on_validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    return error_response(BadRequest(f"Invalid request: {error}."))
+    return response_to(request, BadRequest(f"Invalid request: {error}."))
 
 
 async def on_disconnect(request: Request, error: Exception) -> Response:
@@ -88,7 +103,7 @@ async def on_disconnect(request: Request, error: Exception) -> Response:
 
 async def on_bug(request: Request, error: Exception) -> Response:
     """Starlette re-raises after this answer is sent, so the server's log gets the traceback."""
-    return error_response(internal_error())
+    return response_to(request, internal_error())
 
 
 def install(app: FastAPI) -> None:

@@ -13,11 +13,12 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from treadle.api.errors import error_body, error_response, internal_error, json_response
+from treadle.api.errors import internal_error, json_response
 from treadle.api.job import Job
 from treadle.api.outbox import Outbox
 from treadle.api.reply import ChunkWriter, Collector
-from treadle.api.sse import HEADERS, encode
+from treadle.api.sse import HEADERS
+from treadle.api.wire import OPENAI, Wire
 from treadle.errors import TreadleError
 
 log = logging.getLogger(__name__)
@@ -61,31 +62,33 @@ class Exchange(Response):
 class Whole(Exchange):
     """The reply as one JSON object: the same events, collected."""
 
-    def __init__(self, job: Job, collector: Collector) -> None:
+    def __init__(self, job: Job, collector: Collector, wire: Wire = OPENAI) -> None:
         super().__init__(job)
         self._collector = collector
+        self._wire = wire
 
     async def respond(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await self.job.run(self._collector.add)
             response = json_response(self._collector.reply(self.job.usage), headers={"x-request-id": self.job.id})
         except TreadleError as error:
-            response = error_response(error)
+            response = self._wire.refusal(error)
         await response(scope, receive, send)
 
 
 class Streamed(Exchange):
     """The reply as server-sent events. The first bytes leave before the prompt is computed."""
 
-    def __init__(self, job: Job, writer: ChunkWriter, keepalive_s: float) -> None:
+    def __init__(self, job: Job, writer: ChunkWriter, keepalive_s: float, wire: Wire = OPENAI) -> None:
         super().__init__(job)
         self._writer = writer
+        self._wire = wire
         self._keepalive_s = keepalive_s
 
     async def respond(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = [*HEADERS, (b"x-request-id", self.job.id.encode())]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        outbox = Outbox(self._keepalive_s)
+        outbox = Outbox(self._keepalive_s, self._wire.silence)
         outbox.put(self._writer.opening())
         producer = asyncio.create_task(self._produce(outbox))
         try:
@@ -107,9 +110,9 @@ class Streamed(Exchange):
             await self.job.run(put)
             outbox.put(self._writer.closing(self.job.usage))
         except TreadleError as error:
-            outbox.put(encode(error_body(error)))
+            outbox.put(self._wire.fault(error))
         except Exception:
             log.exception("A bug ended the stream of %s.", self.job.id)
-            outbox.put(encode(error_body(internal_error())))
+            outbox.put(self._wire.fault(internal_error()))
         finally:
             outbox.close()

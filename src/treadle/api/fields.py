@@ -5,13 +5,16 @@ A top-level `null` counts as absent (see `body.parse`), so no field here takes N
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from treadle.api.grammar import ConstrainedBody
 
 MAX_STOPS = 16
 MAX_CHOICES = 128
 MAX_BIAS = 100.0
+TOOL_CHOICES = ("none", "auto", "required")
 
 Message = dict[str, Any]
 
@@ -59,12 +62,42 @@ def _prompts(value: Any) -> Any:
     return prompts
 
 
+def _tools(value: Any) -> Any:
+    """`tools` stay as they were sent, for the template writes them in the client's key order."""
+    if not isinstance(value, list):
+        raise ValueError("must be a list of functions")
+    for index, tool in enumerate(value):
+        function = tool.get("function") if isinstance(tool, dict) else None
+        if not isinstance(function, dict) or tool.get("type", "function") != "function":
+            raise ValueError(f"has an item ({index}) that is not a function")
+        if not isinstance(function.get("name"), str) or not function["name"]:
+            raise ValueError(f"has a function ({index}) without a name")
+        if not isinstance(function.get("parameters"), dict | None):
+            raise ValueError(f"has a function ({index}) whose parameters are not a schema")
+        if not isinstance(function.get("description"), str | None):
+            raise ValueError(f"has a function ({index}) whose description is not text")
+    return value
+
+
+def _tool_choice(value: Any) -> Any:
+    """A word, or an object with the name of a function, as that object."""
+    if value in TOOL_CHOICES:
+        return value
+    function = value.get("function") if isinstance(value, dict) and value.get("type") == "function" else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise ValueError(f"must be one of {', '.join(TOOL_CHOICES)}, or name a function")
+    return value
+
+
 Stops = Annotated[list[str], BeforeValidator(_stops, json_schema_input_type=str | list[str])]
 Bias = Annotated[dict[int, float], BeforeValidator(_bias, json_schema_input_type=dict[str, float])]
 Prompts = Annotated[
     list[str | list[int]],
     BeforeValidator(_prompts, json_schema_input_type=str | list[str] | list[int] | list[list[int]]),
 ]
+Tools = Annotated[list[dict[str, Any]], BeforeValidator(_tools)]
+ToolChoice = Annotated[str | dict[str, Any], BeforeValidator(_tool_choice)]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 
 
@@ -77,7 +110,7 @@ class StreamOptions(BaseModel):
     include_obfuscation: bool = False
 
 
-class GenerationBody(BaseModel):
+class GenerationBody(ConstrainedBody):
     """What both generation routes share. Unset sampling fields fall to the model's own defaults."""
 
     model_config = ConfigDict(strict=True, extra="allow")
@@ -119,12 +152,27 @@ class ChatBody(GenerationBody):
     logprobs: bool = False
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    reasoning_effort: Effort | None = None
+    tools: Tools = Field(default_factory=list)
+    tool_choice: ToolChoice = "auto"
+    parallel_tool_calls: bool = True
 
     @model_validator(mode="after")
     def _alternatives_need_logprobs(self) -> Self:
         if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs needs logprobs to be true")
         return self
+
+    @model_validator(mode="after")
+    def _calls_have_no_other_shape(self) -> Self:
+        if self.callable_tools and (shape := self.shape) is not None:
+            raise ValueError(f"{shape} together with tools is not supported yet unless tool_choice is none")
+        return self
+
+    @property
+    def callable_tools(self) -> list[dict[str, Any]]:
+        """The tools that the model may call."""
+        return [] if self.tool_choice == "none" else self.tools
 
     @property
     def limit(self) -> int | None:

@@ -18,6 +18,7 @@ from treadle.api.completions import CompletionCollector, CompletionWriter
 from treadle.api.context import Context, context
 from treadle.api.exchange import Streamed, Whole
 from treadle.api.fields import ChatBody, CompletionBody, GenerationBody
+from treadle.api.grammar import check_constraint, constraint_of, while_reasoning
 from treadle.api.job import Choice, Job
 from treadle.api.logprobs import ChatLogprobs, LegacyLogprobs
 from treadle.api.ports import ModelPort
@@ -26,7 +27,8 @@ from treadle.api.reply import Head
 from treadle.api.sampling import choice_seed, sampling
 from treadle.api.schema import body_schema
 from treadle.output.pieces import pieces_of
-from treadle.output.stream import TextStream, events
+from treadle.output.reply import ReplyStream
+from treadle.output.stream import events
 from treadle.types import Request, Sampling
 
 router = APIRouter()
@@ -40,7 +42,7 @@ async def chat_completions(http: HttpRequest) -> Response:
     """One or more replies to a conversation."""
     here = context(http)
     body = parse(await read(http, here.max_body), ChatBody)
-    model, job, _ = await start(here, body, "chatcmpl", chat_prompts)
+    model, job, _ = await start(here, body, "chatcmpl-", chat_prompts)
     head = head_of(model, job)
     logprobs = None if body.alternatives is None else ChatLogprobs(model.tokenizer)
     if body.stream:
@@ -54,7 +56,7 @@ async def completions(http: HttpRequest) -> Response:
     """Continuations of one or more texts or token lists."""
     here = context(http)
     body = parse(await read(http, here.max_body), CompletionBody)
-    model, job, prompts = await start(here, body, "cmpl", completion_prompts)
+    model, job, prompts = await start(here, body, "cmpl-", completion_prompts)
     head = head_of(model, job)
     echoes = [prompt.echo for prompt in prompts for _ in range(body.n)]
     logprobs = None if body.alternatives is None else LegacyLogprobs(model.tokenizer)
@@ -73,12 +75,13 @@ async def start(here: Context, body: Body, prefix: str, build: Build[Body]) -> t
     model = here.served(body.model)
     drawn = sampling(body, model.defaults, model.caps.vocab_size)
     prompts = await asyncio.get_running_loop().run_in_executor(here.pool, prepared, model, body, build)
-    return model, submit(here, model, body, f"{prefix}-{uuid.uuid4().hex}", prompts, drawn), prompts
+    return model, submit(here, model, body, f"{prefix}{uuid.uuid4().hex}", prompts, drawn), prompts
 
 
 def prepared(model: ModelPort, body: Body, build: Build[Body]) -> list[Prompt]:
-    """The prompts; before them, the tokenizer's tables that the event loop will read, made once."""
+    """The prompts; before them, what others will find made: the tokenizer's tables, and the reply's grammar."""
     pieces_of(model.tokenizer)
+    check_constraint(model, constraint_of(body))
     return build(model, body)
 
 
@@ -87,6 +90,7 @@ def submit(
 ) -> Job:
     """`body.n` engine requests per prompt, in order, as one running job. If one is refused, none goes on."""
     timeout_s = shortest(body.timeout, here.config.request_timeout_s)
+    constraint = constraint_of(body)
     job = Job(id, here.jobs)
     try:
         for index in range(len(prompts) * body.n):
@@ -100,9 +104,10 @@ def submit(
                 timeout_s=timeout_s,
                 cache_salt=body.cache_salt,
                 boundaries=prompt.boundaries,
+                constraint=while_reasoning(constraint, model.tokenizer, prompt.form),
             )
             stream = here.engine.submit(request)
-            made = events(aiter(stream), TextStream(model.tokenizer, body.stop), stream.abort)
+            made = events(aiter(stream), ReplyStream(model.tokenizer, body.stop, prompt.form), stream.abort)
             job.add(Choice(index, stream, made, counts_prompt=index % body.n == 0))
     except BaseException:
         job.close()

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 KEEP_ALIVE = b": keep-alive\n\n"
+
+
+def keep_alive() -> bytes:
+    """The comment that decoders skip."""
+    return KEEP_ALIVE
 
 
 class Outbox:
     """Written by `put`, emptied by one sender awaiting `take`. Lives on one event loop.
 
-    A wall-clock timer puts a comment whenever nothing was put for `keepalive_s` seconds; it is re-armed when
-    it fires, so a token costs no timer. Nothing is bounded here: a reply is no longer than its context.
+    A wall-clock timer puts `silence()`, a comment by default, whenever nothing was put for `keepalive_s` seconds;
+    it is re-armed when it fires, so a token costs no timer. Nothing is bounded here: a reply is no longer than
+    its context.
     """
 
-    def __init__(self, keepalive_s: float) -> None:
+    def __init__(self, keepalive_s: float, silence: Callable[[], bytes] = keep_alive) -> None:
         self._keepalive_s = keepalive_s
+        self._silence = silence
         self._loop = asyncio.get_running_loop()
         self._parts: list[bytes] = []
         self._closed = False
@@ -53,6 +61,6 @@ class Outbox:
     def _tick(self) -> None:
         due = self._last_put + self._keepalive_s
         if self._loop.time() >= due:
-            self.put(KEEP_ALIVE)
+            self.put(self._silence())
             due = self._last_put + self._keepalive_s
         self._timer = self._loop.call_at(due, self._tick)

@@ -10,6 +10,7 @@ from treadle.api.fields import ChatBody, CompletionBody
 from treadle.api.ports import ModelPort
 from treadle.errors import BadRequest, ContextLengthExceeded
 from treadle.output.detokenise import Detokeniser
+from treadle.output.form import Form
 from treadle.prompt.conversation import normalise
 from treadle.prompt.history import without_attribution
 from treadle.prompt.template import check_kwargs, render
@@ -19,25 +20,34 @@ from treadle.types import Ids
 
 CHARS_PER_TOKEN = 8  # a text with more characters than this per token of context is counted in pieces first
 PIECE_CHARS = 16_384
+PLAIN = Form()
 MARGIN = 1.25  # a cut adds a few tokens, so only what is over by this much is over for certain
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt for the engine, where its messages start, and its text where the reply must repeat it."""
+    """One prompt for the engine, where its messages start, and its text where the reply must repeat it.
+
+    `form`: what its replies may consist of beside text.
+    """
 
     ids: Ids
     echo: str = ""
     boundaries: tuple[int, ...] = ()
+    form: Form = PLAIN
 
 
 def chat_prompts(model: ModelPort, body: ChatBody) -> list[Prompt]:
     """Render and encode the messages: one prompt. Raises BadRequest, ContextLengthExceeded."""
+    ids = _encoded(model, chat_text(model, body), "messages", special=False)
+    return [Prompt(ids, boundaries=boundaries(model.tokenizer, ids))]
+
+
+def chat_text(model: ModelPort, body: ChatBody) -> str:
+    """The messages as the model's own template writes them. Raises BadRequest."""
     variables = check_kwargs(body.chat_template_kwargs)
     messages = without_attribution(normalise(body.messages))
-    text = render(model.tokenizer, messages, model=model.name, **variables)
-    ids = _encoded(model, text, "messages", special=False)
-    return [Prompt(ids, boundaries=boundaries(model.tokenizer, ids))]
+    return render(model.tokenizer, messages, model=model.name, **variables)
 
 
 def completion_prompts(model: ModelPort, body: CompletionBody) -> list[Prompt]:

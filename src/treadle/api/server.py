@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import socket
 
@@ -10,7 +11,10 @@ import uvicorn
 
 from treadle.api.app import create_app
 from treadle.api.ports import EnginePort
+from treadle.api.security import exposed_without_key
 from treadle.config import Config
+
+log = logging.getLogger(__name__)
 
 IDLE_S = 75  # idle connections of clients that pool them
 GRACE_S = 5  # for the last bytes, after the engine has ended everything
@@ -21,6 +25,8 @@ class Server(uvicorn.Server):
 
     def __init__(self, engine: EnginePort, config: Config) -> None:
         self._engine = engine
+        if (warning := exposed_without_key(config)) is not None:
+            log.warning("%s", warning)
         app = create_app(engine, config)
         self.jobs = app.state.context.jobs
         settings = uvicorn.Config(
@@ -30,6 +36,7 @@ class Server(uvicorn.Server):
             log_level="warning",
             access_log=False,
             server_header=False,
+            proxy_headers=False,  # a client's address is never what its headers say
             timeout_keep_alive=IDLE_S,
             timeout_graceful_shutdown=math.ceil(config.drain_s) + GRACE_S,
         )

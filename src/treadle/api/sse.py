@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import orjson
@@ -19,6 +19,11 @@ HEADERS: tuple[tuple[bytes, bytes], ...] = (
 def encode(chunk: Any) -> bytes:
     """One event by the general JSON encoder. Raises TypeError on lone surrogates, which no decoder makes."""
     return b"data: " + orjson.dumps(chunk) + b"\n\n"
+
+
+def named(chunk: Mapping[str, Any]) -> bytes:
+    """One event whose name is its `type`, for clients that look at either."""
+    return f"event: {chunk['type']}\n".encode() + encode(chunk)
 
 
 class Frame:

@@ -13,7 +13,7 @@ import sys
 from treadle import bench, runtime
 
 SUITE = ("tree", "decode", "batch", "pace", "prefix", "http")
-SUPPORT = {"__main__", "report", "shapes", "drive"}
+SUPPORT = {"__main__", "report", "shapes", "drive", "schemas"}
 
 
 def main() -> None:

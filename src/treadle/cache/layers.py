@@ -212,8 +212,13 @@ class Layers:
         self._lengths = [length]
 
     def state_of(self, row: int) -> list[list[Any]]:
-        """The recurrent layers of a row: arrays [1, ...], or None where a layer has not begun."""
+        """The recurrent layers of a row: arrays [1, ...], or None where a layer has not begun.
+
+        Model files leave views of whole chunks behind (the last inputs of a convolution): those are cut to size.
+        """
         if self.num_rows == 1:
+            for state in self.states:
+                state.cache = [None if a is None else mx.contiguous(a) for a in state.cache]
             return [list(state.cache) for state in self.states]
         return [[None if a is None else mx.contiguous(a[row : row + 1]) for a in s.cache] for s in self.states]
 

@@ -38,6 +38,15 @@ class Holder:
         self.locate = lambda: (layers, 0)
         self.parked = True
 
+    def lose(self) -> None:
+        """Let go of the layers: nothing may be read any more."""
+        self.lost, self.parked, self.locate = True, False, _gone
+
+    @property
+    def stale(self) -> bool:
+        """Whether a running sequence may replace these rows by its own: lost, or parked without their end."""
+        return self.lost or (self.parked and self.leaf is not None and not is_live(self.leaf.payload, self))
+
     def nodes(self) -> list[Node]:
         """The nodes on its path whose rows lie in its layers, from the root down."""
         return [] if self.leaf is None else [n for n in self.leaf.path() if is_live(n.payload, self)]
@@ -107,6 +116,10 @@ class Packed:
 
     def read(self, used: int) -> list[Any]:
         return [_unpacked(_slice(t, 0, used)) for t in self.tensors]
+
+
+def _gone() -> tuple[Layers, int]:
+    raise LookupError("these layers were dropped")
 
 
 Rows: TypeAlias = Live | Owned | Packed

@@ -41,22 +41,35 @@ class Spill:
         self.tier = tier
         self.min_tokens = max(min_tokens, 1)
         self.dirty = False  # whether a path may have something that is not saved
+        self._saved = float("-inf")  # paths that were last used before this have nothing more to save
 
     def save_one(self, tree: Tree) -> bool:
         """Hand one missing file to the writer. Returns whether there was one; call it while idle."""
         if not self.dirty:
             return False
         self.dirty = False
+        whole = True
         for node in tree.nodes():
-            if not node.children and node.end >= self.min_tokens and self._save(node):
+            if node.last_used < self._saved or node.end < self.min_tokens or _covered(node):
+                continue
+            if any(isinstance(n.payload, Live) and not n.payload.holder.parked for n in node.path()):
+                whole = False  # it runs: later
+                continue
+            if whole:
+                self._saved = node.last_used
+            if self._save(node):
                 self.dirty = True
                 return True
+            whole = whole and not self.dirty
         return False
+
+    def clear(self) -> None:
+        """Remove every file; what the tree still holds is to be saved again."""
+        self.tier.clear()
+        self.dirty, self._saved = True, float("-inf")
 
     def _save(self, leaf: Node) -> bool:
         path = leaf.path()
-        if any(isinstance(n.payload, Live) and not n.payload.holder.parked for n in path):
-            return False
         ids = np.concatenate([n.edge for n in path])
         root = _root_bytes(path[0])
         keys = block_keys(root, ids)
@@ -131,6 +144,11 @@ class Spill:
             if self.tier.longest([key]) and (tensors := self.tier.get(key)) is not None:
                 return _unpacked(tensors)
         return None, None
+
+
+def _covered(node: Node) -> bool:
+    """Whether what was used last on this path goes on below, so that saving that saves this."""
+    return any(child.last_used >= node.last_used for child in node.children.values())
 
 
 def _root_bytes(node: Node) -> bytes:

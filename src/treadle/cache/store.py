@@ -28,6 +28,7 @@ from treadle.types import Ids
 log = logging.getLogger("treadle.cache")
 
 IDLE_PACK_S = 10.0  # an unused segment is quantised after so long
+LAST_SNAPSHOTS = 2  # of a node: before the last token of the prompt, and at the end of the reply
 DEEPER = 8  # nodes below a match that are searched for a snapshot which reaches back to it
 
 
@@ -91,7 +92,7 @@ class Store:
         most = min(_readable(match), len(ids) - 1)
         parked = self._parked(match, most)
         if parked is not None and (usable := _reach(parked, most)) > 0:
-            lease = self._continue(parked, usable)
+            lease = self._continue(parked, usable, len(ids))
         else:
             length, held = self._usable(match, most, fresh)
             if length:
@@ -135,8 +136,11 @@ class Store:
         holder = node.payload.holder
         return holder if holder.known <= 2 * most and holder.nodes()[0].start == 0 else None
 
-    def _continue(self, holder: Holder, length: int) -> Lease:
-        """Give a parked sequence its own layers back, rewound to `length`. What lay beyond is kept as a copy."""
+    def _continue(self, holder: Holder, length: int, num_tokens: int) -> Lease:
+        """Give a parked sequence its own layers back, rewound to `length`. What lay beyond is kept as a copy.
+
+        They grow to `num_tokens` at once, not chunk by chunk.
+        """
         layers, _ = holder.locate()
         if length < holder.known:
             self._cut(holder, length)
@@ -144,6 +148,7 @@ class Store:
         for node in holder.nodes():
             self.tree.replace_payload(node, Live(holder, node.start, node.end))
         holder.parked = False
+        layers.reserve(num_tokens)
         return Lease(holder, layers, length)
 
     # Taking
@@ -161,8 +166,16 @@ class Store:
         if old is not None:
             self.tree.unpin(old)
         holder.leaf, holder.known = leaf, len(ids)
-        for node in leaf.path():  # this sequence has every row from the root on, so it can heal what a fault lost
-            if isinstance(node.payload, Live) and node.payload.holder.lost:
+        self._heal(holder)
+
+    def _heal(self, holder: Holder) -> None:
+        """Take over what a fault lost and what is left of parked layers whose end went to this sequence.
+
+        A running sequence has every row from the root to `known`, and none beyond.
+        """
+        assert holder.leaf is not None
+        for node in holder.leaf.path():
+            if node.end <= holder.known and isinstance(node.payload, Live) and node.payload.holder.stale:
                 self.tree.replace_payload(node, Live(holder, node.start, node.end))
 
     def checkpoint(self, holder: Holder, back: int = 0) -> None:
@@ -189,20 +202,20 @@ class Store:
         if layers.num_rows == 1 and whole and rewindable:
             layers.rewind(0, back)
             holder.park(layers)
+            nbytes = layers.nbytes - sum(a.nbytes for s in layers.states for a in s.arrays())  # those the snapshot has
             for node in nodes:
-                share = layers.nbytes * node.length // len(ids)
+                share = nbytes * node.end // len(ids) - nbytes * node.start // len(ids)
                 self.tree.replace_payload(node, Live(holder, node.start, node.end, share))
         else:
             self._cut(holder, 0)
-            holder.lost = True
+            holder.lose()
         self.tree.unpin(holder.leaf)
         if self.spill is not None:
             self.spill.dirty = True
-        self.keep()
 
     def forget(self, holder: Holder) -> None:
         """The sequence's layers cannot be trusted (a fault): nothing is read from them any more."""
-        holder.lost = True
+        holder.lose()
         if holder.leaf is not None:
             self.tree.unpin(holder.leaf)
             holder.leaf = None
@@ -224,17 +237,32 @@ class Store:
         """Evict, least recently used first, until the budget, the idle time and the memory limit are kept."""
         budget = budget or self.settings.budget
         for node in self.tree.evict_order():
-            plan = plan_eviction(
-                [node],
-                budget,
-                used=self.tree.totals.nbytes,
-                now=self.now(),
-                active_memory=self.active_memory(),
-                limit=self.settings.limit,
-            )
-            if not plan:
+            reason = self._reason(node, budget)
+            while reason in (Reason.BUDGET, Reason.PRESSURE) and self._thin(node, reason):
+                reason = self._reason(node, budget)
+            if reason is None:
                 return
-            self._evict(node, plan[0].reason)
+            self._evict(node, reason)
+
+    def _reason(self, node: Node, budget: Budget) -> Reason | None:
+        """Why the least recently used node has to go, if it has to."""
+        plan = plan_eviction(
+            [node],
+            budget,
+            used=self.tree.totals.nbytes,
+            now=self.now(),
+            active_memory=self.active_memory(),
+            limit=self.settings.limit,
+        )
+        return plan[0].reason if plan else None
+
+    def _thin(self, node: Node, reason: Reason) -> bool:
+        """Drop every other of a node's snapshots but the last ones; one conversation may have more than fit."""
+        before = node.state_bytes
+        for checkpoint in node.checkpoints[:-LAST_SNAPSHOTS][::2]:
+            self.tree.drop_checkpoint(node, checkpoint)
+        self.evictions.freed[reason] += before - node.state_bytes
+        return node.state_bytes < before
 
     def make_room(self, nbytes: int) -> None:
         """Hold at most `nbytes`, for a request that needs the rest."""
@@ -247,7 +275,7 @@ class Store:
         for node in self.tree.evict_order():
             self._evict(node, Reason.BUDGET)
         if self.spill is not None:
-            self.spill.tier.clear()
+            self.spill.clear()
         return before - self.tree.totals.nbytes
 
     def _evict(self, node: Node, reason: Reason) -> None:
@@ -258,8 +286,7 @@ class Store:
             # Its layers go as a whole: what is left of its path, and was used more recently, gets rows of its own.
             holder.leaf = node.parent if isinstance(node.parent, Node) else None
             self._cut(holder, 0)
-            holder.lost, holder.parked = True, False
-            holder.locate = _gone
+            holder.lose()
         self.evictions.record(reason, before - self.tree.totals.nbytes)
 
     def tidy(self) -> bool:
@@ -280,17 +307,13 @@ class Store:
                 continue
             if isinstance(payload, Live):
                 self._cut(payload.holder, 0)
-                payload.holder.lost, payload.holder.parked = True, False
+                payload.holder.lose()
                 payload = node.payload
             if isinstance(payload, Owned):
                 packed = Packed.of(payload, node.length, self.settings.bits, self.settings.group_size)
                 self.tree.replace_payload(node, packed)
                 return True
         return False
-
-
-def _gone() -> tuple[Layers, int]:
-    raise LookupError("these layers were dropped")
 
 
 def _readable(match: Match) -> int:

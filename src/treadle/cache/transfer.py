@@ -49,7 +49,9 @@ def windowed_rows(layers: Layers) -> list[Rows]:
 
 def read_rows(layers: Layers, row: int, start: int, end: int) -> list[Any]:
     """Copies of the rows of tokens [start, end): keys and values by turns, [1, heads, n, dim] each."""
-    return [_cut(a, row, _held(r.columns, row)[start:end]) for r in full_rows(layers) for a in (r.keys, r.values)]
+    full = full_rows(layers)
+    held = _held(full[0].columns, row)[start:end] if full else None  # layers of a kind share their columns
+    return [_cut(a, row, held) for r in full for a in (r.keys, r.values)]
 
 
 def needs_snapshots(layers: Layers) -> bool:

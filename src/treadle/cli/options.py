@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Annotated, Any
 
@@ -69,3 +70,39 @@ TopK = Annotated[
 ]
 Seed = Annotated[int | None, typer.Option(help="The same seed gives the same text.", show_default="random")]
 System = Annotated[str | None, typer.Option("--system", "-s", help="A system message before the first one.")]
+ApiKeys = Annotated[
+    list[str],
+    typer.Option(
+        "--api-key",
+        help="A key that clients must send; repeat it for several. Better in TREADLE_API_KEYS, parted by commas, "
+        "for other users of the machine can read options.",
+        show_default="none",
+    ),
+]
+AllowedOrigins = Annotated[
+    list[str],
+    typer.Option(
+        "--allowed-origin",
+        help='A web page\'s origin (https://name) that may use the server; repeatable, "*" is all.',
+        show_default="those of this machine",
+    ),
+]
+AllowedHosts = Annotated[
+    list[str],
+    typer.Option(
+        "--allowed-host",
+        help='A name by which clients may call the server; repeatable, "*" is all.',
+        show_default="localhost, or any when --host is open to the network",
+    ),
+]
+
+KEYS_VARIABLE = "TREADLE_API_KEYS"
+
+
+def settings(given: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:
+    """A command's options as values of `Config`; keys come from the environment where no option gives any."""
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+    if not values["api_keys"]:
+        keys = environment.get(KEYS_VARIABLE, "").split(",")
+        values["api_keys"] = tuple(key.strip() for key in keys if key.strip())
+    return values

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated
 
 import typer
@@ -54,6 +55,12 @@ def serve(
     log_prompts: Annotated[
         bool, typer.Option("--log-prompts", help="Write prompts to the log; they may be private.")
     ] = DEFAULTS["log_prompts"],
+    api_keys: options.ApiKeys = DEFAULTS["api_keys"],
+    allowed_origins: options.AllowedOrigins = DEFAULTS["allowed_origins"],
+    allowed_hosts: options.AllowedHosts = DEFAULTS["allowed_hosts"],
+    rate_limit_per_minute: Annotated[
+        int | None, typer.Option(help="Most requests per minute for each key or address.", show_default="none")
+    ] = DEFAULTS["rate_limit_per_minute"],
 ) -> None:
     """Serve a model over HTTP with OpenAI's protocol.
 
@@ -61,7 +68,7 @@ def serve(
 
     treadle serve gemma3-270m --port 9000 --max-rows 4
     """
-    config = Config.of(**locals())
+    config = Config.of(**options.settings(locals(), os.environ))
     with listen(config.host, config.port) as listener:
         runtime.prepare()  # before anything imports MLX
         from treadle.cli.server import run

@@ -221,6 +221,7 @@ class Engine:
         from treadle.engine.device import claim
         from treadle.engine.loop import Loop
         from treadle.engine.reuse import Reuse, store_of
+        from treadle.grammar.compile import grammars_of
         from treadle.models.capabilities import new_layers
 
         limit = claim(self.config)
@@ -235,7 +236,8 @@ class Engine:
         layers = partial(new_layers, loaded.model, loaded.caps)
         store = store_of(self.config, limit)
         reuse = Reuse(store, loaded.caps, self.config.checkpoint_every, loaded.revision)
-        loop = Loop(loaded.model, loaded.caps, self.config, layers, self._ledger, reuse)
+        grammars = partial(grammars_of, loaded.tokenizer, loaded.caps.vocab_size, loaded.stop_ids)
+        loop = Loop(loaded.model, loaded.caps, self.config, layers, self._ledger, reuse, grammars=grammars)
         self._loaded = loaded
         if self._state == "loading":
             self._state = "ready"

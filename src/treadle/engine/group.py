@@ -1,7 +1,8 @@
 """Sequences that decode together: the rows of one `Layers`, stepping with look-ahead. Engine thread only.
 
 `launch` builds the next step on tokens that may still be lazy and starts it; the caller reads the step before it while
-the device works. A row that leaves while a step is under way is simply skipped when that step is read.
+the device works. Rows with a grammar need their last token for the mask of the next one, so a step with such a row is
+read before the next is launched. A row that leaves while a step is under way is simply skipped when that step is read.
 """
 
 from __future__ import annotations
@@ -11,9 +12,12 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
+from numpy.typing import NDArray
 
 from treadle.engine.sampling import Drawn, Sampler
 from treadle.engine.sequence import Emission, Sequence
+from treadle.grammar.matcher import free_mask
+from treadle.grammar.vocabulary import mask_words
 from treadle.types import TokenLogprob
 
 
@@ -23,6 +27,11 @@ class Flight:
 
     rows: tuple[Sequence, ...]
     drawn: Drawn
+
+    @property
+    def urgent(self) -> bool:
+        """Whether it must be read at once: for somebody's first token, or for the next mask."""
+        return any(row.first_token is None or row.matcher is not None for row in self.rows)
 
     def read(self) -> list[Emission]:
         """Wait for the device; one synchronisation for all rows."""
@@ -96,10 +105,20 @@ class Group:
         self.layers.begin([1] * len(self.rows))
         logits = self.model(self._feed[:, None], cache=self.layers.caches)[:, -1]
         self.layers.end()
+        mask = self._mask(logits)
         for row in self.rows:
             row.computed += 1
             row.launched += 1
-        drawn = self.sampler.draw(logits, [row.computed for row in self.rows])
+        drawn = self.sampler.draw(logits, [row.computed for row in self.rows], mask)
         self._feed = mx.maximum(drawn.tokens, 0)
         mx.async_eval(self._feed, *drawn.arrays())  # type: ignore[no-untyped-call]
         return Flight(tuple(self.rows), drawn)
+
+    def _mask(self, logits: Any) -> NDArray[np.uint32] | None:
+        """uint32 [rows, words] of the ids that may come next, made while the device computes; None: all may."""
+        matchers = [row.matcher for row in self.rows]
+        if not any(matchers):
+            return None
+        mx.async_eval(logits)  # type: ignore[no-untyped-call]
+        words = mask_words(self.sampler.vocab_size)
+        return np.stack([free_mask(words) if m is None else m.mask() for m in matchers])

@@ -24,6 +24,8 @@ from treadle.engine.memory import Ledger
 from treadle.engine.reuse import Reuse
 from treadle.engine.sampling import NAN_TOKEN
 from treadle.engine.sequence import Emission, Sequence, Stage
+from treadle.grammar.compile import Grammars
+from treadle.grammar.fault import GrammarError
 from treadle.types import Batching, Caps, Finish, Footprint, Output, Request
 
 log = logging.getLogger("treadle.engine")
@@ -33,8 +35,16 @@ SPARE_SHARE = 1 / 32  # of the memory limit that may stay in freed buffers betwe
 CLEAR_EVERY = 256  # decode steps between releases of freed buffers to the system
 
 
+def no_grammars() -> Grammars:
+    """For a loop without a tokenizer, as in offline use with bare ids."""
+    raise GrammarError("this loop has no tokenizer to compile a grammar for")
+
+
 class Loop:
-    """All sequences of one model. `new_layers` makes empty memory for one sequence."""
+    """All sequences of one model. `new_layers` makes empty memory for one sequence.
+
+    `grammars` gives those of the model's vocabulary; it is asked only for requests with a constraint.
+    """
 
     def __init__(
         self,
@@ -45,6 +55,7 @@ class Loop:
         ledger: Ledger | None = None,
         reuse: Reuse | None = None,
         clock: Callable[[], float] = time.perf_counter,
+        grammars: Callable[[], Grammars] = no_grammars,
     ) -> None:
         self.model = model
         self.caps = caps
@@ -53,6 +64,7 @@ class Loop:
         self.ledger = ledger or Ledger(Footprint(), 0, UNLIMITED)
         self.reuse = reuse or Reuse(None, caps, config.checkpoint_every)
         self.clock = clock
+        self.grammars = grammars
         self.waiting: deque[Sequence] = deque()
         self.prefilling: list[Sequence] = []
         self.groups: list[Group] = []
@@ -138,7 +150,8 @@ class Loop:
     def _decode(self, group: Group) -> None:
         """Launch the next step, then read the one before it while the device works.
 
-        A step that makes somebody's first token is read at once: it must not wait for the next one to be built.
+        A step that makes somebody's first token is read at once: it must not wait for the next one to be built. So is
+        a step with a grammar's row, whose next mask needs the token.
         """
         began = self.clock()
         try:
@@ -146,7 +159,7 @@ class Loop:
             flight, group.flight = group.flight, launched
             if flight is not None:
                 self._settle(flight)
-            if launched is not None and any(row.first_token is None for row in launched.rows):
+            if launched is not None and launched.urgent:
                 group.flight = None
                 self._settle(launched)
         except Exception as error:
@@ -169,16 +182,19 @@ class Loop:
         token = emission.token
         if sequence.first_token is None:
             sequence.first_token = self.clock()
-        if token == NAN_TOKEN:
+        if sequence.fault:
+            self._end(sequence, Finish.ERROR, error=sequence.fault)
+        elif token == NAN_TOKEN:
             self._end(sequence, Finish.ERROR, error="The model produced values that are not numbers.")
         elif token in sequence.request.stop_ids:
             self._end(sequence, Finish.STOP, stop_id=token)
         else:
             sequence.commit(token)
             logprobs = () if emission.logprob is None else (emission.logprob,)
-            full = sequence.num_generated >= sequence.room
-            if full:
-                self._end(sequence, Finish.LENGTH, tokens=(token,), logprobs=logprobs)
+            if sequence.fault:
+                self._end(sequence, Finish.ERROR, error=sequence.fault)
+            elif (finish := sequence.ended) is not None:
+                self._end(sequence, finish, tokens=(token,), logprobs=logprobs)
             else:
                 self._outputs.append(Output(sequence.id, (token,), logprobs))
 
@@ -246,6 +262,10 @@ class Loop:
 
     def _enter(self, sequence: Sequence) -> None:
         """Move a prefilled sequence into the group where it fits, or into one of its own."""
+        request = sequence.request
+        if request.constraint is not None:
+            accepted = sequence.tokens[sequence.num_prompt :]
+            sequence.matcher = self.grammars().matcher(request.constraint, request.stop_ids, accepted)
         self.prefilling.remove(sequence)
         group = next((g for g in self.groups if self._fits(g, sequence)), None)
         if group is None:
@@ -279,6 +299,7 @@ class Loop:
             self.waiting.remove(sequence)
         self.ledger.release(sequence.id)
         sequence.stage, sequence.finish, sequence.layers = Stage.DONE, finish, None
+        sequence.stop_id, sequence.matcher = made.get("stop_id"), None
         self._outputs.append(Output(sequence.id, finish=finish, usage=sequence.usage(self.clock()), **made))
 
 

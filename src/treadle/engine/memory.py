@@ -45,8 +45,9 @@ class Ledger:
         self._promised[id] = need
 
     def grow(self, id: str, num_tokens: int) -> None:
-        """A sequence became longer than it was counted for."""
-        self._promised[id] = max(self._promised[id], self.footprint.rows(num_tokens))
+        """A sequence became longer than it was counted for. One that ended meanwhile stays released."""
+        if id in self._promised:
+            self._promised[id] = max(self._promised[id], self.footprint.rows(num_tokens))
 
     @property
     def free(self) -> int:

@@ -95,6 +95,7 @@ class Reuse:
         self.store.publish(sequence.holder, sequence.tokens[: sequence.computed])
         if self.snapshots and sequence.computed in self._positions(sequence):
             self.store.checkpoint(sequence.holder)
+        self.store.keep()
 
     def release(self, sequence: Sequence, stop_id: int | None) -> None:
         """The sequence ends: what it computed stays for others. An end id that was fed already counts."""
@@ -105,7 +106,8 @@ class Reuse:
         if stop_id is not None:
             ids = np.append(ids, stop_id)
         self.store.release(holder, ids[: sequence.computed])
-        sequence.holder = None
+        sequence.holder = None  # before anything else can fail: its pin is gone
+        self.store.keep()
 
     def forget(self, sequence: Sequence) -> None:
         """Its layers may be damaged: nobody reads them any more."""

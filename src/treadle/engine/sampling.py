@@ -72,9 +72,10 @@ class Sampler:
         self._counts.pop()
         self._table = None
 
-    def draw(self, logits: Any, positions: Sequence[int]) -> Drawn:
+    def draw(self, logits: Any, positions: Sequence[int], mask: NDArray[np.uint32] | None = None) -> Drawn:
         """One token per row from `logits` [rows, vocab]; `positions` are those of the tokens to be drawn.
 
+        `mask` [rows, words] has a bit for each id that may be drawn; every row needs at least one.
         Drawn tokens count at once for the penalties of the next draw.
         """
         table = self._table = self._table or _Table(self.rows, self.vocab_size)
@@ -84,6 +85,8 @@ class Sampler:
             logits = logits + table.bias
         if table.penalised:
             logits = self._penalise(logits, table)
+        if mask is not None:
+            logits = mx.where(_expanded(mask, self.vocab_size), logits, -mx.inf)
         tokens = mx.argmax(logits, axis=-1).astype(mx.int32)
         if table.random:
             tokens = self._random(logits, tokens, positions, table)
@@ -146,6 +149,12 @@ def _bias(rows: Sequence[Sampling], vocab_size: int) -> Any:
         for token, value in sampling.logit_bias:
             line[token] += value
     return mx.array(bias)
+
+
+def _expanded(mask: NDArray[np.uint32], vocab_size: int) -> Any:
+    """bool [rows, vocab] from 32 bits per word, lowest first."""
+    bits = (mx.array(mask)[:, :, None] >> mx.arange(32, dtype=mx.uint32)) & 1
+    return bits.astype(mx.bool_).reshape(len(mask), -1)[:, :vocab_size]
 
 
 def _scattered(base: Any, index: Any, values: Any) -> Any:

@@ -13,6 +13,7 @@ import numpy as np
 
 from treadle.cache.layers import Layers
 from treadle.cache.segments import Holder
+from treadle.grammar.matcher import Matcher
 from treadle.types import Finish, Ids, Request, TokenLogprob, Usage
 
 
@@ -31,6 +32,7 @@ class Sequence:
     stage: Stage = Stage.WAITING
     layers: Layers | None = None  # its own, until it joins a group
     holder: Holder | None = None  # its place in the prefix cache
+    matcher: Matcher | None = None  # where it stands in its grammar, while it decodes
     computed: int = 0
     launched: int = 0  # steps under way whose token is not read yet
     retried: bool = False  # computed once more after a fault in a shared step
@@ -40,6 +42,7 @@ class Sequence:
     first_token: float | None = None
     prefill_s: float = 0.0
     finish: Finish | None = None
+    stop_id: int | None = None  # the end id that was drawn
     _buffer: Ids = field(default_factory=lambda: np.empty(0, np.int64))
     _length: int = 0
 
@@ -74,15 +77,29 @@ class Sequence:
         """Whether a further step may be launched: the steps under way do not already fill the room."""
         return self.finish is None and self.num_generated + self.launched < self.room
 
+    @property
+    def fault(self) -> str:
+        """A sentence when its grammar cannot be followed any further, else ""."""
+        return "" if self.matcher is None else self.matcher.fault
+
+    @property
+    def ended(self) -> Finish | None:
+        """How it ends with the tokens it has: its grammar lets nothing follow, or its room is full."""
+        if self.matcher is not None and self.matcher.finished:
+            return Finish.STOP
+        return Finish.LENGTH if self.num_generated >= self.room else None
+
     def commit(self, token: int) -> None:
         if self._length == len(self._buffer):
             self._buffer = np.concatenate([self._buffer, np.empty(max(256, self._length // 2), np.int64)])
         self._buffer[self._length] = token
         self._length += 1
+        if self.matcher is not None:
+            self.matcher.accept(token)
 
     def restart(self) -> None:
         """Forget what was computed, not what was accepted: all tokens are pending again."""
-        self.layers = self.holder = None
+        self.layers = self.holder = self.matcher = None
         self.computed = self.launched = 0
         self.stage = Stage.WAITING
 
@@ -91,7 +108,7 @@ class Sequence:
         first = self.first_token if self.first_token is not None else now
         return Usage(
             prompt_tokens=self.num_prompt,
-            completion_tokens=self.num_generated + (1 if self.finish is Finish.STOP else 0),
+            completion_tokens=self.num_generated + (self.stop_id is not None),
             cached_tokens=self.cached,
             queue_s=started - self.arrived,
             prefill_s=first - started,

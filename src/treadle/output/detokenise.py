@@ -40,15 +40,18 @@ class _Path(Protocol):
 class Detokeniser:
     """Text of one growing sequence of ids. Time is linear in the ids, whatever the chunks; not thread-safe.
 
-    For any chunking the pushed texts and `finish()` join to the same text.
+    For any chunking the pushed texts and `finish()` join to the same text. Special tokens have no text but with
+    `keep_special`, or if they are among `shown`.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, keep_special: bool = False) -> None:
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, *, keep_special: bool = False, shown: frozenset[int] = frozenset()
+    ) -> None:
         pieces = pieces_of(tokenizer)
-        table = pieces.table if keep_special else pieces.visible
+        table = pieces.table if keep_special else pieces.showing(shown)
         self._path: _Path
         if table is None:
-            self._path = _WindowPath(tokenizer, pieces, keep_special)
+            self._path = _WindowPath(tokenizer, pieces, frozenset() if keep_special else pieces.special - shown)
         else:
             self._path = _TablePath(table)
 
@@ -94,9 +97,9 @@ class _WindowPath:
     between characters only.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, pieces: Pieces, keep_special: bool) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, pieces: Pieces, skipped: frozenset[int]) -> None:
         self._tokenizer = tokenizer
-        self._skipped = frozenset[int]() if keep_special else pieces.special
+        self._skipped = skipped
         self._size = len(pieces.strings)
         self._groups: list[list[int]] = [list(pieces.opening)]
         self._context = self._groups[0]
@@ -153,7 +156,7 @@ def piece_bytes(tokenizer: PreTrainedTokenizerBase, token: int) -> bytes:
         return b""
     if pieces.table is not None:
         return pieces.table[token]
-    path = _WindowPath(tokenizer, pieces, keep_special=True)
+    path = _WindowPath(tokenizer, pieces, frozenset())
     return (path.push([token]) + path.finish()).encode()
 
 

@@ -114,6 +114,14 @@ class Pieces:
         table = self._build(tokenizer)
         self.table = table if table is not None and _proved(tokenizer, self, table) else None
         self.visible = None if self.table is None else self._without_special(self.table)
+        self._showing = {frozenset[int](): self.visible}
+
+    def showing(self, shown: frozenset[int]) -> list[bytes] | None:
+        """The table in which the special tokens of `shown` alone keep their text; made once for each set."""
+        if shown not in self._showing and self.table is not None:
+            hidden = self.special - shown
+            self._showing[shown] = [b"" if i in hidden else piece for i, piece in enumerate(self.table)]
+        return self._showing.get(shown)
 
     def _build(self, tokenizer: PreTrainedTokenizerBase) -> list[bytes] | None:
         if not tokenizer.is_fast:

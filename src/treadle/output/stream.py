@@ -1,7 +1,7 @@
 """The output pipeline of one sequence: ids -> text -> stop strings -> events. Pure but for `events` and
 `collect`.
 
-Later stages (reasoning, tool calls) sit between the stop strings and the events and speak the same `Event`.
+Reasoning and tool calls are read behind it, in `reply.py`, and speak the same `Event`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from treadle.output.detokenise import Detokeniser
 from treadle.output.stops import StopMatcher
@@ -46,8 +46,8 @@ class Event:
 
     Text events: `text` (never empty, except for one just before `done` when the last tokens have no text of
     their own), and the tokens whose text ends in it: `ids`, `logprobs` (one per id if asked for), `offsets`
-    (characters of the answer before each id). Progress: `prefilled`. Done: `finish`, and `stop_string` or
-    `stop_id`, `usage`, `error`.
+    (characters of the answer before each id). Reasoning events: `text`. Tool events: `tool`. Progress:
+    `prefilled`. Done: `finish`, and `stop_string` or `stop_id`, `usage`, `error`, `reasoning_tokens`.
     """
 
     kind: Kind
@@ -62,6 +62,7 @@ class Event:
     stop_id: int | None = None
     usage: Usage | None = None
     error: str | None = None
+    reasoning_tokens: int = 0  # of the done event: tokens of the reply that are reasoning
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +89,9 @@ class TextStream:
         stop_strings: Sequence[str] = (),
         *,
         keep_special: bool = False,
+        shown: frozenset[int] = frozenset(),
     ) -> None:
-        self._detokeniser = Detokeniser(tokenizer, keep_special=keep_special)
+        self._detokeniser = Detokeniser(tokenizer, keep_special=keep_special, shown=shown)
         self._stops = StopMatcher(stop_strings)
         self._waiting: deque[_Token] = deque()
         self._decoded = 0  # characters out of the detokeniser
@@ -166,9 +168,15 @@ class TextStream:
         return Event(Kind.DONE, finish=Finish.STOP, stop_string=self._stops.matched, usage=usage)
 
 
-async def events(
-    outputs: AsyncIterator[Output], pipeline: TextStream, abort: Callable[[], None]
-) -> AsyncIterator[Event]:
+class Pipeline(Protocol):
+    """Outputs to events, as `TextStream` and `ReplyStream` do it."""
+
+    @property
+    def stopped(self) -> bool: ...
+    def push(self, output: Output) -> list[Event]: ...
+
+
+async def events(outputs: AsyncIterator[Output], pipeline: Pipeline, abort: Callable[[], None]) -> AsyncIterator[Event]:
     """The events of one sequence, ending with exactly one `done`.
 
     `abort` is called at most once: as soon as a stop string matches, or when the consumer leaves early (or

@@ -2,8 +2,8 @@
 
 Rules: `developer` is `system`; `function` is `tool`. Content becomes one string: parts are joined by a line
 break, null or missing content of an assistant or tool message is "". Tool-call arguments become objects with
-the client's key order; arguments that are not a JSON object stay the string they were. Unknown keys of a
-message are dropped.
+the client's key order; arguments that are not a JSON object stay the string they were. A tool result without a
+name gets that of the call that it answers. Unknown keys of a message are dropped.
 """
 
 from __future__ import annotations
@@ -38,7 +38,18 @@ def normalise(messages: Sequence[Mapping[str, Any]], *, param: str = "messages")
     """
     if not messages:
         raise BadRequest("There must be at least one message.", param=param)
-    return [_message(message, f"{param}[{index}]") for index, message in enumerate(messages)]
+    return _named([_message(message, f"{param}[{index}]") for index, message in enumerate(messages)])
+
+
+def _named(messages: list[Message]) -> list[Message]:
+    """Tool results with the name of the function that was called: some templates write it."""
+    calls = [call for message in messages for call in message.get("tool_calls", ())]
+    names = {str(call["id"]): call["function"]["name"] for call in calls if "id" in call}
+    for message in messages:
+        id = str(message.get("tool_call_id"))
+        if message["role"] == "tool" and "name" not in message and id in names:
+            message["name"] = names[id]
+    return messages
 
 
 def _message(message: Mapping[str, Any], param: str) -> Message:

@@ -3,20 +3,22 @@
 Rules:
 - A last message of the assistant (without tool calls) is continued: the prompt ends inside it. Otherwise the
   template's generation prompt is added.
-- When the template refuses the messages, it is tried again with merged messages: first later system messages
-  become user messages and neighbours of one role are joined by an empty line; if that is refused too, the
-  leading system message is put in front of the first user message. If nothing helps, the error is the
-  template's first message.
+- When the template refuses the messages, it is tried again: with call ids of nine letters and digits, for there
+  are templates that want those; then with merged messages: first later system messages become user messages and
+  neighbours of one role are joined by an empty line; if that is refused too, the leading system message is put
+  in front of the first user message. If nothing helps, the error is the template's first message.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from jinja2.exceptions import TemplateError
 
 from treadle.errors import BadRequest
+from treadle.prompt.tools import short_ids
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -56,6 +58,19 @@ TEMPLATE_FAULTS = (
 )
 JOINT = "\n\n"
 MAX_REASON = 300
+PROBE: Message = {"role": "user", "content": "x"}
+PROBE_NAME = "probe_of_tools"
+PROBE_PARAMETERS = {
+    "type": "object",
+    "properties": {"x": {"type": "string", "description": "x"}},
+    "required": ["x"],
+}
+PROBE_TOOL: Message = {
+    "type": "function",
+    "function": {"name": PROBE_NAME, "description": "x", "parameters": PROBE_PARAMETERS},
+}
+
+_native: WeakKeyDictionary[PreTrainedTokenizerBase, tuple[str, bool]] = WeakKeyDictionary()
 
 
 def check_kwargs(kwargs: Mapping[str, Any], *, param: str = "chat_template_kwargs") -> dict[str, Any]:
@@ -80,8 +95,9 @@ def render(
     the date).
 
     `kwargs` reach the template as variables (`enable_thinking`, ...). Raises BadRequest: no chat template,
-    tools for a template without them, a reserved variable, or messages that the template refuses. Check a
-    client's variables with `check_kwargs` before they become keyword arguments.
+    a reserved variable, or messages that the template refuses. Check a
+    client's variables with `check_kwargs` before they become keyword arguments. `tools` are for templates that
+    take them (`tools.takes_tools`).
     """
     variables = check_kwargs(kwargs)
     if not tokenizer.chat_template:
@@ -89,24 +105,36 @@ def render(
     refusals: list[Exception] = []
     for attempt in attempts(messages):
         try:
-            text = _apply(tokenizer, attempt, tools, add_generation_prompt, variables)
+            return _apply(tokenizer, attempt, tools, add_generation_prompt, variables)
         except TEMPLATE_FAULTS as fault:
             refusals.append(fault)
-            continue
-        if tools and text == _without_tools(tokenizer, attempt, add_generation_prompt, variables):
-            raise BadRequest(f"The chat template of {model} does not take tools.", param="tools")
-        return text
     reason = " ".join(str(refusals[0]).split())[:MAX_REASON]
     raise BadRequest(f"The chat template refuses these messages: {reason}", param="messages") from refusals[0]
 
 
+def takes_tools(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether the chat template writes tools into the prompt, told by rendering with and without; kept."""
+    template = str(tokenizer.chat_template or "")
+    known = _native.get(tokenizer)
+    if known is None or known[0] != template:
+        try:
+            found = PROBE_NAME in render(tokenizer, [PROBE], [PROBE_TOOL])
+        except BadRequest:
+            found = False
+        known = _native[tokenizer] = (template, found)
+    return known[1]
+
+
 def attempts(messages: Sequence[Message]) -> Iterator[list[Message]]:
-    """The messages as they are, then the merging rule's two steps where they change anything."""
-    first = list(messages)
+    """The messages as they are, then with short call ids, then the merging rule's two steps, where these change
+    anything."""
+    yield list(messages)
+    first = short_ids(messages)
     leading = first[:1] if first and first[0]["role"] == "system" else []
     merged = merge(leading + [_as_user(message) for message in first[len(leading) :]])
     folded = merge([_as_user(message) for message in merged])
-    yield first
+    if first != list(messages):
+        yield first
     if merged != first:
         yield merged
     if folded != merged:
@@ -136,19 +164,6 @@ def _joined(first: Message, second: Message) -> Message:
 
 def _as_user(message: Message) -> Message:
     return {**message, "role": "user"} if message["role"] == "system" else message
-
-
-def _without_tools(
-    tokenizer: PreTrainedTokenizerBase,
-    messages: list[Message],
-    add_generation_prompt: bool,
-    variables: Mapping[str, Any],
-) -> str | None:
-    """The same prompt with no tools; None if the template refuses that, so tools do matter to it."""
-    try:
-        return _apply(tokenizer, messages, None, add_generation_prompt, variables)
-    except TEMPLATE_FAULTS:
-        return None
 
 
 def _apply(

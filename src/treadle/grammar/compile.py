@@ -1,0 +1,121 @@
+"""From a `Constraint` to matchers: checked and compiled once, then copied for each sequence. Any thread.
+
+A request's grammar is compiled by `check` in the thread that prepares its prompt, and found again by `matcher`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import OrderedDict
+from collections.abc import Collection, Iterable
+from threading import Lock
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+from llguidance import LLMatcher, LLParserLimits
+
+from treadle.grammar.fault import GrammarError, reason
+from treadle.grammar.matcher import Matcher
+from treadle.grammar.vocabulary import Vocabulary
+from treadle.types import Constraint, Language
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+MOST_KEPT = 32  # compiled grammars per model
+MOST_STATES = 100_000  # of a lexer, at 1 to 2 kB each
+# Between two parts of a JSON text: nothing, a blank, or a line break and its indent. Without a limit a model
+# could go on with white space forever.
+BLANK = r" |\n[ \t]{0,20}"
+ANY_OBJECT = '{"type": "object"}'
+
+
+def grammar_of(constraint: Constraint) -> str:
+    """The constraint in llguidance's own form. Raises GrammarError; not everything wrong is found here."""
+    grammar: str
+    match constraint.kind:
+        case Language.JSON_OBJECT:
+            grammar = _json_grammar(ANY_OBJECT)
+        case Language.JSON_SCHEMA:
+            grammar = _json_grammar(constraint.source)
+        case Language.REGEX:
+            grammar = LLMatcher.grammar_from_regex(constraint.source)
+        case Language.CHOICE:
+            grammar = LLMatcher.grammar_from_regex("|".join(map(re.escape, json.loads(constraint.source))))
+        case Language.LARK:
+            grammar = LLMatcher.grammar_from_lark(constraint.source)
+    return grammar
+
+
+def _json_grammar(schema: str) -> str:
+    if "x-guidance" in json.loads(schema):
+        raise GrammarError('the keyword "x-guidance" is not taken from a request')
+    options = {"whitespace_flexible": False, "whitespace_pattern": BLANK, "coerce_one_of": False, "lenient": False}
+    try:
+        grammar: str = LLMatcher.grammar_from_json_schema(schema, overrides=options)
+    except ValueError as error:
+        raise GrammarError(reason(str(error))) from error
+    return grammar
+
+
+class Grammars:
+    """The compiled grammars of one vocabulary, the most recently used ones kept."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.vocabulary = vocabulary
+        self._kept: OrderedDict[tuple[Language, str], LLMatcher] = OrderedDict()
+        self._lock = Lock()
+
+    def check(self, constraint: Constraint) -> None:
+        """Compile (a millisecond, up to a second for a huge grammar) and keep. Raises GrammarError."""
+        self._compiled(constraint)
+
+    def matcher(self, constraint: Constraint, ends: Collection[int], accepted: Iterable[int] = ()) -> Matcher:
+        """A matcher after the tokens `accepted`; `ends` end the reply. Raises GrammarError."""
+        matcher = Matcher(self._compiled(constraint).deep_copy(), self.vocabulary, ends, constraint.after)
+        for token in accepted:
+            matcher.accept(int(token))
+        return matcher
+
+    def _compiled(self, constraint: Constraint) -> LLMatcher:
+        key = (constraint.kind, constraint.source)
+        with self._lock:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                return self._kept[key]
+        made = self._compile(constraint)
+        with self._lock:
+            self._kept[key] = made
+            if len(self._kept) > MOST_KEPT:
+                self._kept.popitem(last=False)
+        return made
+
+    def _compile(self, constraint: Constraint) -> LLMatcher:
+        limits = LLParserLimits(verbose_errors=False, max_lexer_states=MOST_STATES)
+        made = LLMatcher(self.vocabulary.tokens, grammar_of(constraint), log_level=0, limits=limits)
+        if made.is_error():
+            raise GrammarError(reason(made.get_error()))
+        # The first mask builds most of the lexer, so a grammar that is too complex fails here and not in the engine.
+        first = Matcher(made.deep_copy(), self.vocabulary, self.vocabulary.ends)
+        first.mask()
+        if first.fault:
+            raise GrammarError("it allows no reply, or is too complex")
+        return made
+
+
+_made: WeakKeyDictionary[PreTrainedTokenizerBase, dict[tuple[int, frozenset[int]], Grammars]] = WeakKeyDictionary()
+_lock = Lock()
+
+
+def grammars_of(tokenizer: PreTrainedTokenizerBase, vocab_size: int, ends: frozenset[int]) -> Grammars:
+    """The grammars of a model, made at the first call (a second or so) and kept with its tokenizer.
+
+    Raises GrammarError when no grammar can work with this tokenizer.
+    """
+    with _lock:
+        by_size = _made.setdefault(tokenizer, {})
+        key = (vocab_size, ends)
+        if key not in by_size:
+            by_size[key] = Grammars(Vocabulary(tokenizer, vocab_size, ends))
+        return by_size[key]

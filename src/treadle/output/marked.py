@@ -1,0 +1,61 @@
+"""Replies in which markers divide prose, reasoning and calls."""
+
+from __future__ import annotations
+
+from treadle.output.form import Form
+from treadle.output.reader import Reader
+from treadle.output.stream import Kind
+from treadle.output.tape import Ends, Parse
+from treadle.output.tools.base import Format
+
+
+def read_marked(reader: Reader, form: Form) -> Parse[None]:
+    """The whole reply: prose in parts that markers of reasoning and calls divide."""
+    tape = reader.tape
+    markers = [form.markers.opener, form.markers.closer] if form.markers else []
+    ends = Ends(*markers, *(form.format.starts if form.format else ()))
+    while True:
+        if form.format is not None and form.format.bare and reader.fresh and reader.kind is Kind.TEXT:
+            yield from _bare_call(reader, form.format)
+        mark = yield from tape.copy(ends, reader.prose)
+        if mark is None:
+            return
+        if mark in markers:
+            yield from _marker(reader, mark, opens=mark == markers[0])
+        elif form.format is not None:
+            yield from _call(reader, form.format, mark)
+        tape.forget()
+
+
+def _marker(reader: Reader, mark: str, *, opens: bool) -> Parse[None]:
+    """An opener counts where a part begins; a closer counts anywhere but in code of the answer."""
+    start = reader.tape.offset
+    yield from reader.tape.read(len(mark))
+    meant = reader.fresh if opens else reader.kind is Kind.REASONING or not reader.code.inside
+    if meant:
+        reader.cut(Kind.REASONING if opens else Kind.TEXT, start)
+    else:
+        reader.prose(mark)
+
+
+def _call(reader: Reader, format: Format, mark: str) -> Parse[None]:
+    """A call, or prose that begins like one."""
+    start = reader.tape.offset
+    assert reader.calls is not None
+    if not reader.code.inside and (yield from format.read(reader.tape, reader.calls)):
+        reader.cut(reader.kind, start)
+        return
+    reader.tape.rewind(start)
+    yield from reader.tape.read(len(mark))
+    reader.prose(mark)
+
+
+def _bare_call(reader: Reader, format: Format) -> Parse[None]:
+    """Calls without a marker, where a part begins."""
+    assert reader.calls is not None
+    start = reader.tape.offset
+    while (yield from reader.tape.space()) == "{" and (yield from format.read(reader.tape, reader.calls)):
+        reader.cut(Kind.TEXT, start)
+        reader.tape.forget()
+        start = reader.tape.offset
+    reader.tape.rewind(start)
