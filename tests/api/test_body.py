@@ -72,12 +72,14 @@ BAD_CHAT = [
     ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
     ({"top_logprobs": 2}, "top_logprobs"),
     ({"chat_template_kwargs": "x"}, "chat_template_kwargs"),
-    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
-    ({"tool_choice": "required"}, "tool_choice"),
+    ({"tools": [{"type": "function", "function": {}}]}, "tools"),
+    ({"tools": [{"type": "web_search"}]}, "tools"),
+    ({"tool_choice": "all"}, "tool_choice"),
+    ({"parallel_tool_calls": 1}, "parallel_tool_calls"),
     ({"functions": [{"name": "f"}]}, "functions"),
     ({"response_format": {"type": "nonsense"}}, "response_format.type"),
     ({"modalities": ["audio"]}, "modalities"),
-    ({"reasoning_effort": "low"}, "reasoning_effort"),
+    ({"reasoning_effort": "much"}, "reasoning_effort"),
     ({"temprature": 1}, "temprature"),
 ]
 

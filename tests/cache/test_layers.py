@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from tests.fakes import VOCAB, HashModel
 from treadle.cache import columns
-from treadle.cache.layers import Layers
+from treadle.cache.layers import Layers, State
+from treadle.cache.transfer import snapshot
 from treadle.models.capabilities import forward, new_layers
 
 
@@ -139,3 +140,15 @@ def test_a_reservation_makes_room_once() -> None:
     layers.reserve(50)
     forward(HashModel(("rows",)), [[1, 2]], layers)
     assert layers.rows[0].keys.shape[2] == 56
+
+
+def test_a_snapshot_of_a_state_that_is_a_view_keeps_no_whole_chunk() -> None:
+    state = State(1)
+    layers = Layers([state], {})
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    state[0] = mx.random.normal((1, 4096, 64))[:, -3:]
+    held = snapshot(layers, 0)
+    mx.eval(held.arrays())
+    assert held.nbytes == 3 * 64 * 4
+    assert mx.get_active_memory() - before < 100_000

@@ -140,13 +140,6 @@ def test_a_bad_request_names_its_field(client: OpenAI, stream: bool) -> None:
     assert caught.value.param == "temperature"
 
 
-def test_tools_are_refused_by_name(client: OpenAI) -> None:
-    tools: Any = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
-    with pytest.raises(openai.BadRequestError) as caught:
-        client.chat.completions.create(model="fake", messages=HELLO, tools=tools)
-    assert caught.value.param == "tools"
-
-
 def test_a_full_queue_is_a_rate_limit_error() -> None:
     with live(FakeEngine()) as server:
         server.engine.refusal = QueueFull("Too many requests.")

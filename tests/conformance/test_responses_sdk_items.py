@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from openai import OpenAI
 
-from tests.fakes_engine import FakeEngine
+from tests.fakes_engine import FakeEngine, FakeModel
 from tests.live import Live, live
 from treadle.output.stream import Event, Kind, ToolDelta
 from treadle.types import Finish, Usage
@@ -43,7 +44,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Live]:
             yield event
 
     monkeypatch.setattr("treadle.api.openai.events", made)
-    with live(FakeEngine()) as running:
+    with live(FakeEngine(caps=replace(FakeModel().caps, context_length=4096))) as running:
         yield running
 
 

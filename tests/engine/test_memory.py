@@ -98,3 +98,11 @@ def test_a_limit_above_the_device_is_refused_by_its_key() -> None:
     with pytest.raises(ConfigError) as caught:
         memory_limit(Config(memory_limit_gb=100), facts("cpu", 24, 18))
     assert caught.value.param == "memory_limit_gb"
+
+
+def test_a_request_that_ended_in_a_fault_takes_no_memory_again_when_its_step_is_counted() -> None:
+    ledger = Ledger(PRINT, base=0, limit=10**9)
+    ledger.promise("a", 5)
+    ledger.release("a")
+    ledger.grow("a", 1000)
+    assert ledger.free == 10**9

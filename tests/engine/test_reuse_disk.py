@@ -18,7 +18,7 @@ from treadle.cache.disk import DiskTier
 from treadle.cache.report import cache_report
 from treadle.cache.spill import Spill
 from treadle.cache.store import Settings, Store
-from treadle.types import Request
+from treadle.types import Ids, Request
 
 
 @pytest.fixture(autouse=True)
@@ -105,4 +105,27 @@ def test_a_damaged_file_is_a_shorter_hit(tmp_path: Path) -> None:
     store.spill = Spill(tier_at(tmp_path), 1)
     assert finish_of(run, request_of("b", prompt, 9)) == (first, 32)
     assert not broken.exists()
+    store.spill.tier.stop()
+
+
+def test_what_is_saved_is_not_looked_through_again_until_the_tier_is_cleared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+
+    def counted(root: bytes, ids: Ids) -> list[bytes]:
+        read.append(int(ids[0]))
+        return disk_keys.block_keys(root, ids)
+
+    run, store = cached_run(HashModel())
+    store.spill = Spill(tier_at(tmp_path), 1)
+    for first in (90, 91):
+        finish_of(run, request_of(f"r{first}", [first, *range(1, 40)], 4))
+        monkeypatch.setattr(spill, "block_keys", counted)
+        flush(store)
+    assert 90 in read and 91 in read and read[read.index(91) :].count(90) <= 1
+    read.clear()
+    store.spill.clear()
+    flush(store)
+    assert 90 in read and 91 in read and store.spill.tier.snapshot().files >= 10
     store.spill.tier.stop()

@@ -1,3 +1,4 @@
+# ruff: noqa: E501
 """What models of each family write when they reason and call tools, and what it means."""
 
 from __future__ import annotations

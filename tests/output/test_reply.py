@@ -87,10 +87,12 @@ def long_call(name: str) -> str:
         "glm": f"<tool_call>write_file\n<arg_key>text</arg_key><arg_value>{text}</arg_value></tool_call>",
         "mistral, headers": f"[TOOL_CALLS]write_file[ARGS]{arguments}",
         "llama": f'{{"name": "write_file", "parameters": {arguments}}}',
-        "deepseek v3": f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>write_file\n```json\n{arguments}\n```",
+        "deepseek v3": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>write_file\n"
+        f"```json\n{arguments}\n```",
         "lfm2": f'<|tool_call_start|>[write_file(text="{text}")]<|tool_call_end|>',
         "gemma4": f'<|tool_call>call:write_file{{text:<|"|>{text}<|"|>}}<tool_call|>',
-        "kimi k2": f"<|tool_calls_section_begin|><|tool_call_begin|>functions.write_file:0<|tool_call_argument_begin|>{arguments}",
+        "kimi k2": "<|tool_calls_section_begin|><|tool_call_begin|>functions.write_file:0"
+        f"<|tool_call_argument_begin|>{arguments}",
     }[name]
 
 

@@ -15,7 +15,17 @@ from treadle.errors import BadRequest
 ALIAS = "claude-"  # clients ask for several such models by name, all of them at this address
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 EFFORTS = {"max": "xhigh"}
-SAME = ("max_tokens", "temperature", "top_p", "top_k", "seed", "timeout", "cache_salt", "stream", "chat_template_kwargs")
+SAME = (
+    "max_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "seed",
+    "timeout",
+    "cache_salt",
+    "stream",
+    "chat_template_kwargs",
+)
 
 
 def served_model(here: Context, name: str | None) -> ModelPort:

@@ -164,6 +164,12 @@ class ChatBody(GenerationBody):
         return self
 
     @model_validator(mode="after")
+    def _a_call_needs_its_tool(self) -> Self:
+        if self.tool_choice not in ("none", "auto") and not self.forced_tools:
+            raise ValueError("tool_choice asks for a call of a tool that is not among the tools")
+        return self
+
+    @model_validator(mode="after")
     def _calls_have_no_other_shape(self) -> Self:
         if self.callable_tools and (shape := self.shape) is not None:
             raise ValueError(f"{shape} together with tools is not supported yet unless tool_choice is none")
@@ -173,6 +179,14 @@ class ChatBody(GenerationBody):
     def callable_tools(self) -> list[dict[str, Any]]:
         """The tools that the model may call."""
         return [] if self.tool_choice == "none" else self.tools
+
+    @property
+    def forced_tools(self) -> list[dict[str, Any]]:
+        """The tools one of which must be called; none: the model may answer in text."""
+        if isinstance(self.tool_choice, str):
+            return self.tools if self.tool_choice == "required" else []
+        name = self.tool_choice["function"]["name"]
+        return [tool for tool in self.tools if tool["function"]["name"] == name]
 
     @property
     def limit(self) -> int | None:

@@ -104,7 +104,7 @@ def submit(
                 timeout_s=timeout_s,
                 cache_salt=body.cache_salt,
                 boundaries=prompt.boundaries,
-                constraint=while_reasoning(constraint, model.tokenizer, prompt.form),
+                constraint=prompt.constraint or while_reasoning(constraint, model.tokenizer, prompt.form),
             )
             stream = here.engine.submit(request)
             made = events(aiter(stream), ReplyStream(model.tokenizer, body.stop, prompt.form), stream.abort)

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from treadle.api.fields import ChatBody, CompletionBody
+from treadle.api.grammar import check_constraint
 from treadle.api.ports import ModelPort
 from treadle.errors import BadRequest, ContextLengthExceeded
 from treadle.output.detokenise import Detokeniser
-from treadle.output.form import Form
+from treadle.output.form import Form, form_of, form_of_call, writes_calls
+from treadle.output.reasoning import markers_of, template_effort
 from treadle.prompt.conversation import normalise
+from treadle.prompt.forced import CALL_START, call_schema
 from treadle.prompt.history import without_attribution
-from treadle.prompt.template import check_kwargs, render
+from treadle.prompt.template import check_kwargs, render, takes_tools
 from treadle.prompt.tokenise import encode, encoder_of
+from treadle.prompt.tools import in_words
 from treadle.prompt.turns import boundaries
-from treadle.types import Ids
+from treadle.types import Constraint, Ids, Language
 
 CHARS_PER_TOKEN = 8  # a text with more characters than this per token of context is counted in pieces first
 PIECE_CHARS = 16_384
@@ -28,26 +34,53 @@ MARGIN = 1.25  # a cut adds a few tokens, so only what is over by this much is o
 class Prompt:
     """One prompt for the engine, where its messages start, and its text where the reply must repeat it.
 
-    `form`: what its replies may consist of beside text.
+    `form`: what its replies may consist of beside text. `constraint`: what a forced call must look like.
     """
 
     ids: Ids
     echo: str = ""
     boundaries: tuple[int, ...] = ()
     form: Form = PLAIN
+    constraint: Constraint | None = None
 
 
 def chat_prompts(model: ModelPort, body: ChatBody) -> list[Prompt]:
     """Render and encode the messages: one prompt. Raises BadRequest, ContextLengthExceeded."""
-    ids = _encoded(model, chat_text(model, body), "messages", special=False)
-    return [Prompt(ids, boundaries=boundaries(model.tokenizer, ids))]
+    tokenizer = model.tokenizer
+    text = chat_text(model, body)
+    ids = _encoded(model, text, "messages", special=False)
+    starts = boundaries(tokenizer, ids)
+    if body.forced_tools:
+        call = Constraint(Language.JSON_SCHEMA, json.dumps(call_schema(body.forced_tools)))
+        check_constraint(model, call, "tools")
+        return [Prompt(ids, boundaries=starts, form=form_of_call(body.forced_tools, CALL_START), constraint=call)]
+    native, single = has_native_tools(tokenizer), not body.parallel_tool_calls
+    form = form_of(tokenizer, text, body.callable_tools, native=native, single=single)
+    return [Prompt(ids, boundaries=starts, form=form)]
 
 
 def chat_text(model: ModelPort, body: ChatBody) -> str:
-    """The messages as the model's own template writes them. Raises BadRequest."""
-    variables = check_kwargs(body.chat_template_kwargs)
+    """The messages as the model's own template writes them; tools in words where it cannot. Raises BadRequest.
+
+    With a forced call it ends where the call begins, behind reasoning if the template opens that.
+    """
+    tokenizer, tools = model.tokenizer, body.callable_tools
+    effort = template_effort(str(tokenizer.chat_template or ""), body.reasoning_effort)
+    variables = effort | check_kwargs(body.chat_template_kwargs)
     messages = without_attribution(normalise(body.messages))
-    return render(model.tokenizer, messages, model=model.name, **variables)
+    native = has_native_tools(tokenizer)
+    if not native:
+        messages = in_words(messages, tools)
+    text = render(tokenizer, messages, tools if native else None, model=model.name, **variables)
+    if not body.forced_tools:
+        return text
+    markers = markers_of(tokenizer)
+    return text + (f"\n{markers.closer}\n\n" if markers and markers.opened_by(text) else "") + CALL_START
+
+
+def has_native_tools(tokenizer: Any) -> bool:
+    """Whether the template takes tools and teaches a format of calls that is known here."""
+    return takes_tools(tokenizer) and writes_calls(tokenizer)
 
 
 def completion_prompts(model: ModelPort, body: CompletionBody) -> list[Prompt]:

@@ -8,9 +8,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import re
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from datetime import date
 from typing import Any
 
 import mlx.core as mx
@@ -73,13 +75,20 @@ def main(argv: list[str]) -> None:
 
 def validates(text: str, schema: Schema) -> bool:
     """Whether `text` is JSON that fits. Needs the package `jsonschema`, which only development installs."""
-    from jsonschema import Draft202012Validator
+    from jsonschema import Draft202012Validator, FormatChecker
 
+    formats = FormatChecker(["uuid", "ipv4"])
+    formats.checks("date", ValueError)(_is_date)
     try:
         value = json.loads(text)
     except json.JSONDecodeError:
         return False
-    return bool(Draft202012Validator(schema, format_checker=Draft202012Validator.FORMAT_CHECKER).is_valid(value))
+    return bool(Draft202012Validator(schema, format_checker=formats).is_valid(value))
+
+
+def _is_date(value: Any) -> bool:
+    """RFC 3339 has a year 0, which Python has not; it is a leap year."""
+    return not isinstance(value, str) or bool(date.fromisoformat(re.sub("^0000", "2000", value)))
 
 
 async def _with(engine: Engine, schemas: int, rows: int, free: int, tokens: int) -> tuple[list[Reply], int]:

@@ -13,7 +13,7 @@ from threading import Lock
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
-from llguidance import LLMatcher, LLParserLimits
+from llguidance import LLMatcher, LLParserLimits, regex_to_lark
 
 from treadle.grammar.fault import GrammarError, reason
 from treadle.grammar.matcher import Matcher
@@ -25,9 +25,15 @@ if TYPE_CHECKING:
 
 MOST_KEPT = 32  # compiled grammars per model
 MOST_STATES = 100_000  # of a lexer, at 1 to 2 kB each
-# Between two parts of a JSON text: nothing, a blank, or a line break and its indent. Without a limit a model
-# could go on with white space forever.
-BLANK = r" |\n[ \t]{0,20}"
+# JSON on one line, at most one blank after a comma or a colon: a model free to put blanks anywhere may never end.
+JSON_OPTIONS = {
+    "whitespace_flexible": False,
+    "item_separator": ", ?",
+    "key_separator": ": ?",
+    "coerce_one_of": False,
+    "lenient": False,
+}
+ASCII_DIGITS = "d"  # \\d is 0-9, as in JSON schemas, and not any digit of Unicode
 ANY_OBJECT = '{"type": "object"}'
 
 
@@ -40,7 +46,7 @@ def grammar_of(constraint: Constraint) -> str:
         case Language.JSON_SCHEMA:
             grammar = _json_grammar(constraint.source)
         case Language.REGEX:
-            grammar = LLMatcher.grammar_from_regex(constraint.source)
+            grammar = LLMatcher.grammar_from_lark(f"start: /{regex_to_lark(constraint.source, ASCII_DIGITS)}/")
         case Language.CHOICE:
             grammar = LLMatcher.grammar_from_regex("|".join(map(re.escape, json.loads(constraint.source))))
         case Language.LARK:
@@ -51,9 +57,8 @@ def grammar_of(constraint: Constraint) -> str:
 def _json_grammar(schema: str) -> str:
     if "x-guidance" in json.loads(schema):
         raise GrammarError('the keyword "x-guidance" is not taken from a request')
-    options = {"whitespace_flexible": False, "whitespace_pattern": BLANK, "coerce_one_of": False, "lenient": False}
     try:
-        grammar: str = LLMatcher.grammar_from_json_schema(schema, overrides=options)
+        grammar: str = LLMatcher.grammar_from_json_schema(schema, overrides=JSON_OPTIONS)
     except ValueError as error:
         raise GrammarError(reason(str(error))) from error
     return grammar

@@ -21,7 +21,7 @@ HARMONY_TOKENS = (*HARMONY, "<|constrain|>", "<|call|>", "<|return|>")
 class Form:
     """markers: of reasoning; opened: the reply begins inside it; tools with the format of their calls, or None;
     single: only the first call counts; harmony: the reply is channels, and `markers` and `format` are not used;
-    shown: ids of special tokens that the pipeline must see.
+    shown: ids of special tokens that the pipeline must see; begun: text of the prompt that the reply goes on from.
     """
 
     markers: Markers | None = None
@@ -31,6 +31,7 @@ class Form:
     single: bool = False
     harmony: bool = False
     shown: frozenset[int] = frozenset()
+    begun: str = ""
 
     @property
     def plain(self) -> bool:
@@ -60,6 +61,11 @@ def form_of(
     strings = (*((markers.opener, markers.closer) if markers else ()), *(format.tokens if format else ()))
     opened = markers is not None and markers.opened_by(prompt)
     return Form(markers, opened, toolset, format, single, shown=_shown(tokenizer, strings))
+
+
+def form_of_call(tools: Sequence[Mapping[str, Any]], begun: str) -> Form:
+    """The form of a reply that is a call, whose beginning `begun` stands in the prompt."""
+    return Form(tools=Toolset(tools), format=FALLBACK, begun=begun)
 
 
 def _shown(tokenizer: PreTrainedTokenizerBase, strings: Sequence[str]) -> frozenset[int]:

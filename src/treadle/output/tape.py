@@ -40,13 +40,14 @@ class Ends:
 class Tape:
     """The text so far and the place where the parser reads. `offset` counts from the start of the reply.
 
-    `truncated`: the text ended because the reply was cut off, not because the model was done.
+    `text` may be there from the start; `offset` is where it begins then. `truncated`: the text ended because the
+    reply was cut off, not because the model was done.
     """
 
-    def __init__(self, text: str = "", *, ended: bool = False) -> None:
+    def __init__(self, text: str = "", *, offset: int = 0, ended: bool = False) -> None:
         self._text = text
         self._at = 0
-        self._cut = 0
+        self._cut = offset
         self.ended = ended
         self.truncated = False
 
