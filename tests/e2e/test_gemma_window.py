@@ -6,9 +6,9 @@ from functools import partial
 
 import numpy as np
 import pytest
+
 from tests.engine.test_loop import Run
 from tests.engine.test_reuse import finish_of
-
 from treadle.cache.budget import Budget
 from treadle.cache.store import Settings, Store
 from treadle.config import Config

@@ -237,3 +237,21 @@ def test_a_reply_that_was_cut_off_can_be_continued_from_its_last_token(kinds: tu
         run.turn()
     assert run.text("next") == slow_twin(model, request, CONTEXT)
     assert run.outputs["next"][-1].usage.cached_tokens >= len(tokens) - 3
+
+
+@pytest.mark.parametrize("broken", ["acquire", "publish", "release", "keep", "make_room"])
+def test_a_failure_inside_the_cache_is_a_miss(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = HashModel()
+    run, store = cached_run(model, prefill_chunk=10)
+    prompt = list(range(1, 41))
+    first, _ = finish_of(run, request_of("a", prompt))
+
+    def fail(*args: object, **rest: object) -> None:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(Store, broken, fail)
+    assert finish_of(run, request_of("b", prompt))[0] == first
+    assert run.loop.reuse.failures and "broken" in run.loop.reuse.note
+    monkeypatch.undo()
+    assert finish_of(run, request_of("c", prompt))[0] == first
+    assert all(node.pins == 0 for node in store.tree.nodes())

@@ -58,8 +58,9 @@ def main(argv: list[str]) -> None:
     replies, free = asyncio.run(_with(engine, args.schemas, args.rows, args.free, args.tokens))
     finished = [reply for reply in replies if reply.finished]
     wrong = [reply for reply in finished if not validates(reply.answer.text, reply.schema)]
-    for reply in wrong:
-        print("does not validate:", json.dumps(reply.schema), reply.answer.text)
+    for reply in [reply for reply in replies if not reply.finished] + wrong:
+        said = "does not validate" if reply.finished else reply.answer.error or "not finished"
+        print(f"{said}: {json.dumps(reply.schema)}\n{reply.answer.text}")
     row = {
         "schemas": len(replies),
         "finished": len(finished),

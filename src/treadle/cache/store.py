@@ -44,7 +44,7 @@ class Settings:
 
 
 @dataclass(slots=True)
-class Reuse:
+class ReuseCounts:
     """Prompt tokens that were served from the cache, and that were computed."""
 
     reused: int = 0
@@ -69,7 +69,7 @@ class Store:
     active_memory: Callable[[], int] = mx.get_active_memory
     tree: Tree = field(init=False)
     evictions: Evictions = field(default_factory=Evictions)
-    reuse: Reuse = field(default_factory=Reuse)
+    reuse: ReuseCounts = field(default_factory=ReuseCounts)
     spill: Spill | None = None  # the disk tier
 
     def __post_init__(self) -> None:

@@ -122,7 +122,10 @@ class Engine:
             raise QueueFull(f"{len(self._streams)} requests are running or waiting already; try again shortly.")
         if request.id in self._streams:
             raise BadRequest(f"The request id {request.id!r} is in use.", param="id")
-        self._ledger.check(len(request.prompt), request.max_tokens or caps.context_length - len(request.prompt))
+        self._ledger.check(
+            len(request.prompt),
+            caps.context_length - len(request.prompt) if request.max_tokens is None else request.max_tokens,
+        )
         stream = self._streams[request.id] = Stream(request.id, self)
         self._inbox.put(lambda loop: loop.submit(request))
         return stream

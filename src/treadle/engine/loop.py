@@ -170,6 +170,7 @@ class Loop:
             mx.clear_cache()
             for row in group.rows:
                 self.ledger.grow(row.id, row.computed + CLEAR_EVERY)
+            self.reuse.make_room(self.ledger.free)
 
     def _settle(self, flight: Flight) -> None:
         for sequence, emission in zip(flight.rows, flight.read(), strict=True):
@@ -225,10 +226,9 @@ class Loop:
         self._turn += 1
         try:
             if sequence.layers is None:
-                fresh = self.new_layers()
-                fresh.reserve(sequence.pending)
-                self.reuse.acquire(sequence, fresh)
+                self.reuse.acquire(sequence, self.new_layers)
             n = min(self.ledger.chunk(allowance, len(sequence.tokens)), sequence.pending - 1)
+            self.reuse.make_room(self.ledger.free - self.ledger.activations(n, len(sequence.tokens)))
             self._chunk(sequence, self.reuse.up_to_checkpoint(sequence, n))
         except Exception as error:
             log.exception("Prefill of %s failed.", sequence.id)

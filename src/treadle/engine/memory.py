@@ -26,7 +26,7 @@ class Ledger:
 
     def need(self, num_prompt: int, room: int) -> int:
         """Bytes for a request: its rows, and the smallest chunk over its whole prompt."""
-        return self.footprint.rows(num_prompt + min(room, FORESEEN)) + self._chunk(LEAST_CHUNK, num_prompt)
+        return self.footprint.rows(num_prompt + min(room, FORESEEN)) + self.activations(LEAST_CHUNK, num_prompt)
 
     def check(self, num_prompt: int, room: int) -> None:
         """Raises MemoryRefused when the request cannot fit even alone."""
@@ -59,7 +59,7 @@ class Ledger:
 
     def chunk(self, most: int, context: int) -> int:
         """The largest chunk, up to `most` tokens, whose activations fit now."""
-        while most > LEAST_CHUNK and self._chunk(most, context) > self.free:
+        while most > LEAST_CHUNK and self.activations(most, context) > self.free:
             most //= 2
         return most
 
@@ -69,7 +69,8 @@ class Ledger:
         if estimate:
             self.correction = max(1.0, 0.95 * self.correction, peak / estimate)
 
-    def _chunk(self, num_tokens: int, context: int) -> int:
+    def activations(self, num_tokens: int, context: int) -> int:
+        """Bytes that a chunk of `num_tokens` over `context` tokens takes while it is computed."""
         return int(self.correction * self.footprint.chunk(num_tokens, context))
 
 

@@ -5,7 +5,10 @@ With `store` None (switched off, or a model whose layers cannot be cut) every me
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable
 from collections.abc import Sequence as Several
 from pathlib import Path
 
@@ -16,12 +19,15 @@ from treadle.cache.disk import DiskTier
 from treadle.cache.layers import Layers
 from treadle.cache.node import agreement
 from treadle.cache.report import cache_report
+from treadle.cache.segments import Holder
 from treadle.cache.spill import Spill
 from treadle.cache.store import Settings, Store
 from treadle.config import Config
 from treadle.engine.sequence import Sequence
 from treadle.runtime import device_facts
 from treadle.types import CacheReport, Caps, LayerKind
+
+log = logging.getLogger("treadle.cache")
 
 MOST_TURNS = 4  # of the turn boundaries of a prompt, the last ones that get a checkpoint
 FREE_FLOOR = 2 * 10**9  # bytes that the disk tier leaves free
@@ -33,18 +39,36 @@ class Reuse:
 
     def __init__(self, store: Store | None, caps: Caps, checkpoint_every: int, revision: str = "") -> None:
         foreign = LayerKind.FOREIGN in caps.layers
+        self._given = store
         self.store = None if foreign else store
+        self.failures: Counter[str] = Counter()
         self.note = "This model keeps a cache of its own that cannot be cut, so no prefix is reused." if foreign else ""
         self.revision = revision
         self.snapshots = any(kind is not LayerKind.ROWS for kind in caps.layers)
         self.checkpoint_every = checkpoint_every
         self._common: dict[tuple[str, str], int] = {}
 
-    def acquire(self, sequence: Sequence, fresh: Layers) -> None:
+    def acquire(self, sequence: Sequence, new_layers: Callable[[], Layers]) -> None:
         """Give a sequence its layers: with the longest stored prefix, or empty ones."""
-        sequence.layers = fresh
-        if self.store is None:
-            return
+        if self.store is None or not self._tried("look-up", lambda: self._lease(sequence, new_layers())):
+            sequence.layers, sequence.computed = new_layers(), 0
+            sequence.layers.reserve(sequence.pending)
+
+    def _tried(self, what: str, run: Callable[[], object]) -> bool:
+        """A failure in the cache is a miss: it is logged once for its kind and counted, and nobody's request ends."""
+        try:
+            run()
+        except Exception as error:
+            if not self.failures[what]:
+                log.exception("The prefix cache failed at its %s; going on without.", what)
+            self.failures[what] += 1
+            self.note = f"The cache failed {self.failures[what]} times at its {what}; the last error: {error}"
+            return False
+        return True
+
+    def _lease(self, sequence: Sequence, fresh: Layers) -> None:
+        assert self.store is not None
+        fresh.reserve(sequence.pending)
         key = (self.revision, sequence.request.cache_salt)
         lease = self.store.acquire(key, sequence.tokens, fresh, self._positions(sequence))
         sequence.holder, sequence.layers, sequence.computed = lease.holder, lease.layers, lease.length
@@ -90,24 +114,28 @@ class Reuse:
 
     def publish(self, sequence: Sequence) -> None:
         """After a chunk: let others use it, and take the checkpoint that is due."""
-        if self.store is None or sequence.holder is None:
-            return
-        self.store.publish(sequence.holder, sequence.tokens[: sequence.computed])
+        if self.store is not None and sequence.holder is not None:
+            holder, store = sequence.holder, self.store
+            if not self._tried("publishing", lambda: self._publish(store, holder, sequence)):
+                self.forget(sequence)
+
+    def _publish(self, store: Store, holder: Holder, sequence: Sequence) -> None:
+        store.publish(holder, sequence.tokens[: sequence.computed])
         if self.snapshots and sequence.computed in self._positions(sequence):
-            self.store.checkpoint(sequence.holder)
-        self.store.keep()
+            store.checkpoint(holder)
+        store.keep()
 
     def release(self, sequence: Sequence, stop_id: int | None) -> None:
         """The sequence ends: what it computed stays for others. An end id that was fed already counts."""
-        holder = sequence.holder
-        if self.store is None or holder is None:
+        if self.store is None or sequence.holder is None:
             return
-        ids = sequence.tokens
-        if stop_id is not None:
-            ids = np.append(ids, stop_id)
-        self.store.release(holder, ids[: sequence.computed])
-        sequence.holder = None  # before anything else can fail: its pin is gone
-        self.store.keep()
+        holder, store = sequence.holder, self.store
+        ids = sequence.tokens if stop_id is None else np.append(sequence.tokens, stop_id)
+        if self._tried("release", lambda: store.release(holder, ids[: sequence.computed])):
+            sequence.holder = None  # its pin is gone
+            self._tried("eviction", store.keep)
+        else:
+            self.forget(sequence)
 
     def forget(self, sequence: Sequence) -> None:
         """Its layers may be damaged: nobody reads them any more."""
@@ -118,7 +146,8 @@ class Reuse:
     def make_room(self, nbytes: int) -> None:
         """Let the cache hold at most `nbytes`."""
         if self.store is not None:
-            self.store.make_room(nbytes)
+            store = self.store
+            self._tried("eviction", lambda: store.make_room(nbytes))
 
     def report(self) -> CacheReport:
         return CacheReport(note=self.note) if self.store is None else cache_report(self.store, self.note)
@@ -129,12 +158,18 @@ class Reuse:
 
     def tidy(self) -> bool:
         """One small piece of work for idle moments; whether there may be more."""
-        return self.store is not None and self.store.tidy()
+        more = False
+
+        def work() -> None:
+            nonlocal more
+            more = self.store is not None and self.store.tidy()
+
+        return self._tried("upkeep", work) and more
 
     def close(self) -> None:
         """Let the disk tier write what waits."""
-        if self.store is not None and self.store.spill is not None:
-            self.store.spill.tier.stop()
+        if self._given is not None and self._given.spill is not None:
+            self._given.spill.tier.stop()
 
 
 def store_of(config: Config, limit: int) -> Store | None:
