@@ -55,6 +55,13 @@ class NotAuthorised(TreadleError):
     code = "invalid_api_key"
 
 
+class Forbidden(TreadleError):
+    """A host name or a web page that this server does not answer to."""
+
+    status = 403
+    type = "permission_error"
+
+
 class NotFound(TreadleError):
     """An unknown model, request id or route."""
 
@@ -74,6 +81,12 @@ class QueueFull(TreadleError):
     type = "rate_limit_error"
     code = "queue_full"
     retry_after_s = 1
+
+
+class RateLimited(QueueFull):
+    """Too many requests of one key or address within a minute."""
+
+    code = "rate_limit_exceeded"
 
 
 class NotReady(TreadleError):

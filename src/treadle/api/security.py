@@ -18,25 +18,12 @@ from treadle.api.errors import response_to
 from treadle.api.security_hosts import Hosts, Origins, is_loopback
 from treadle.api.security_limits import RateLimit
 from treadle.config import Config
-from treadle.errors import NotAuthorised, QueueFull, TreadleError
+from treadle.errors import Forbidden, NotAuthorised, RateLimited, TreadleError
 
 OPEN_PATHS = ("/health",)
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 PREFLIGHT_S = 600  # how long a browser may remember a preflight's answer
 EXPOSED = "x-request-id, retry-after"
-
-
-class Refused(TreadleError):
-    """A host name or a web page that this server does not answer to."""
-
-    status = 403
-    type = "permission_error"
-
-
-class RateLimited(QueueFull):
-    """Too many requests of one key or address within a minute."""
-
-    code = "rate_limit_exceeded"
 
 
 def exposed_without_key(config: Config) -> str | None:
@@ -92,13 +79,13 @@ class Security:
         A page may send some requests without a preflight; that it could not read the answer is not enough.
         """
         if not self._hosts.accept(host):
-            raise Refused(
+            raise Forbidden(
                 f"The host name {host[:100]!r} is not allowed; see --allowed-host.",
                 param="host",
                 code="host_not_allowed",
             )
         if origin is not None and not shared and (method not in SAFE_METHODS or method == "OPTIONS"):
-            raise Refused(
+            raise Forbidden(
                 f"The origin {origin[:100]!r} is not allowed; see --allowed-origin.",
                 param="origin",
                 code="origin_not_allowed",
