@@ -9,9 +9,9 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, settings
 from schemathesis import Case
+
 from tests.fakes_engine import FakeEngine, say
 from tests.live import Live, live
-
 from treadle.api.app import create_app
 from treadle.config import Config
 
@@ -25,7 +25,7 @@ def server() -> Iterator[Live]:
 
 
 @schema.parametrize()
-@settings(max_examples=40, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, suppress_health_check=list(HealthCheck))
 def test_no_request_is_an_internal_error(case: Case, server: Live) -> None:
     answer = case.call(base_url=server.url, timeout=20)
     assert answer.status_code < 500 or answer.status_code == 503, (answer.status_code, answer.text[:300])
