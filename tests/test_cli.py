@@ -335,7 +335,7 @@ def test_a_stopped_reply_is_kept_as_far_as_it_was_shown(monkeypatch: pytest.Monk
     with session(FakeEngine()) as it:
         talk = Conversation(it, None, {})
 
-        def stopped(values: dict[str, Any], show: Any) -> None:
+        def stopped(values: dict[str, Any], show: Any, thought: Any) -> None:
             show("half a")
             raise KeyboardInterrupt
 

@@ -94,7 +94,7 @@ class Conversation:
 
         self.messages.append({"role": "user", "content": line})
         try:
-            self._session.chat({"messages": self.messages, **self._values}, both)
+            self._session.chat({"messages": self.messages, **self._values}, both, _think)
         except KeyboardInterrupt:
             _note("\n(stopped)")
         except ContextLengthExceeded as error:
@@ -114,6 +114,11 @@ class Conversation:
 def _note(text: str) -> None:
     """A remark of the program, apart from the model's text."""
     print(text, file=sys.stderr, flush=True)
+
+
+def _think(text: str) -> None:
+    """Reasoning: dimmed on a terminal, and never part of the history."""
+    print(f"\x1b[2m{text}\x1b[0m" if sys.stderr.isatty() else text, end="", file=sys.stderr, flush=True)
 
 
 def _line_editing() -> None:

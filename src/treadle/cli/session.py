@@ -24,6 +24,10 @@ Show = Callable[[str], None]
 Body = TypeVar("Body", bound="GenerationBody")
 
 
+def _unseen(text: str) -> None:
+    """What becomes of reasoning that nobody asked to see."""
+
+
 class Session:
     """A ready engine and the event loop that runs while a reply is made."""
 
@@ -35,8 +39,10 @@ class Session:
     def model(self) -> ModelPort:
         return self._engine.model
 
-    def chat(self, values: dict[str, Any], show: Show) -> Event:
+    def chat(self, values: dict[str, Any], show: Show, thought: Show = _unseen) -> Event:
         """Reply to `values`, the fields of a chat request; `show` gets each piece of text as it comes.
+
+        `thought` gets the pieces of a model's reasoning, which are not part of the reply.
 
         Returns the last event, with finish and usage. Fields that are None count as absent.
 
@@ -48,7 +54,7 @@ class Session:
         from treadle.api.prompts import chat_prompts
 
         body = _parse(values, ChatBody)
-        return self._runner.run(self._reply(body, lambda: chat_prompts(self.model, body), show))
+        return self._runner.run(self._reply(body, lambda: chat_prompts(self.model, body), show, thought))
 
     def complete(self, values: dict[str, Any], show: Show) -> Event:
         """Continue a bare text; as `chat`, with the fields of a completion request."""
@@ -58,25 +64,31 @@ class Session:
         body = _parse(values, CompletionBody)
         return self._runner.run(self._reply(body, lambda: completion_prompts(self.model, body), show))
 
-    async def _reply(self, body: GenerationBody, prompts: Callable[[], list[Prompt]], show: Show) -> Event:
+    async def _reply(
+        self, body: GenerationBody, prompts: Callable[[], list[Prompt]], show: Show, thought: Show = _unseen
+    ) -> Event:
         from treadle.api.sampling import sampling
-        from treadle.output.stream import Kind, TextStream, events
+        from treadle.output.reply import ReplyStream
+        from treadle.output.stream import Kind, events
         from treadle.types import Finish, Request
 
-        model = self.model
+        model, prompt = self.model, prompts()[0]
         request = Request(
             id=f"cli-{uuid.uuid4().hex}",
-            prompt=prompts()[0].ids,
+            prompt=prompt.ids,
             sampling=sampling(body, model.defaults, model.caps.vocab_size),
             max_tokens=body.limit,
             stop_ids=model.stop_ids,
+            boundaries=prompt.boundaries,
         )
         stream = self._engine.submit(request)
-        made = events(aiter(stream), TextStream(model.tokenizer, body.stop), stream.abort)
+        made = events(aiter(stream), ReplyStream(model.tokenizer, body.stop, prompt.form), stream.abort)
         try:
             async for event in made:
                 if event.kind is Kind.TEXT:
                     show(event.text)
+                elif event.kind is Kind.REASONING:
+                    thought(event.text)
         finally:
             stream.abort()  # nothing when it has ended
         if event.finish is Finish.ERROR:
