@@ -9,6 +9,7 @@ import pytest
 
 from tests.engine.test_loop import Run
 from tests.engine.test_reuse import finish_of
+from tests.models.builtin import known
 from treadle.cache.budget import Budget
 from treadle.cache.store import Settings, Store
 from treadle.config import Config
@@ -16,7 +17,6 @@ from treadle.engine.loop import Loop
 from treadle.engine.reuse import Reuse
 from treadle.models.capabilities import new_layers
 from treadle.models.load import LoadedModel, load_model
-from treadle.models.sources import resolve
 from treadle.types import Request, Sampling
 
 WINDOW = 512
@@ -24,7 +24,7 @@ WINDOW = 512
 
 @pytest.fixture(scope="module")
 def gemma() -> LoadedModel:
-    return load_model(resolve("gemma3-270m", None), 2048)
+    return load_model(known("gemma3-270m"), 2048)
 
 
 def run_of(model: LoadedModel, cached: bool) -> Run:

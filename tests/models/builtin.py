@@ -1,4 +1,4 @@
-"""The built-in model's file, downloaded once; tests that need it are skipped where it cannot be had."""
+"""The known models' files, downloaded once; tests that need one are skipped where it cannot be had."""
 
 from __future__ import annotations
 
@@ -11,15 +11,19 @@ from treadle.models.sources import ResolvedSource, resolve
 
 
 @cache
-def _found() -> ResolvedSource | str:
+def _found(name: str) -> ResolvedSource | str:
     try:
-        return resolve("smollm2")
+        return resolve(name)
     except LoadError as error:
         return error.message
 
 
-def builtin() -> ResolvedSource:
-    found = _found()
+def known(name: str) -> ResolvedSource:
+    found = _found(name)
     if isinstance(found, str):
-        pytest.skip(f"the built-in model is not obtainable: {found}")
+        pytest.skip(f"the model {name} is not obtainable: {found}")
     return found
+
+
+def builtin() -> ResolvedSource:
+    return known("smollm2")
