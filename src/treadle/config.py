@@ -42,7 +42,6 @@ class Config:
     cache_disk_gb: float = 10.0
     checkpoint_every: int = 2048  # tokens between checkpoints of recurrent and windowed layers in a long prefill
     max_body_mb: float = 32.0
-    log_prompts: bool = False
     api_keys: tuple[str, ...] = field(default=(), repr=False)  # none: everyone who reaches the address may ask
     allowed_origins: tuple[str, ...] = ()  # web pages besides those of this machine; "*" is all
     allowed_hosts: tuple[str, ...] = ()  # names that clients may call the server by besides loopback's; "*" is all

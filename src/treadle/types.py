@@ -170,15 +170,9 @@ class Caps:
     layers: tuple[LayerKind, ...]
     window: int | None = None
     batching: Batching = Batching.NEVER
-    embeddings_in: bool = False  # the model takes `input_embeddings`
     additive_masks: bool = False  # array masks are handed to attention as numbers, not as booleans
     footprint: Footprint = field(default_factory=Footprint)
     why: str = ""  # the sentence behind `batching`
-
-    @property
-    def rewindable(self) -> bool:
-        """Whether any number of recent tokens can be taken back without a checkpoint."""
-        return all(kind in (LayerKind.ROWS, LayerKind.WINDOWED) for kind in self.layers)
 
 
 HIT_KINDS = ("exact", "prefix", "supersequence", "branch", "miss")

@@ -13,7 +13,6 @@ from treadle.cache.budget import (
     GIB,
     MIB,
     Budget,
-    CacheSnapshot,
     Evictions,
     Reason,
     default_bytes,
@@ -133,22 +132,3 @@ def test_evictions_are_counted_by_reason():
     evictions.record(Reason.PRESSURE, 1)
     assert evictions.counts == {Reason.IDLE: 2, Reason.BUDGET: 0, Reason.PRESSURE: 1}
     assert evictions.freed == {Reason.IDLE: 12, Reason.BUDGET: 0, Reason.PRESSURE: 1}
-
-
-def test_a_snapshot_does_not_change_with_what_it_was_taken_from():
-    evictions = Evictions()
-    kinds = {"rows": 3, "state": 4}
-    snapshot = CacheSnapshot(
-        budget_bytes=10,
-        entries=1,
-        tokens=2,
-        bytes_by_kind=kinds,
-        bytes_by_tier={"owned": 7},
-        lookups={"miss": 1},
-        evictions=evictions.counts,
-        freed_bytes=evictions.freed,
-    )
-    evictions.record(Reason.IDLE, 5)
-    kinds["rows"] = 0
-    assert snapshot.used_bytes == 7
-    assert snapshot.evictions[Reason.IDLE] == snapshot.freed_bytes[Reason.IDLE] == 0

@@ -1,9 +1,9 @@
-"""How much the prefix cache may hold, what goes first, and what is reported about it. Pure."""
+"""How much the prefix cache may hold, and what goes first. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Generic, Protocol, TypeVar
 
@@ -108,26 +108,3 @@ class Evictions:
     def record(self, reason: Reason, nbytes: int) -> None:
         self.counts[reason] += 1
         self.freed[reason] += nbytes
-
-
-@dataclass(frozen=True, slots=True)
-class CacheSnapshot:
-    """The state of the cache for monitoring: a copy that no one changes, for any thread."""
-
-    budget_bytes: int
-    entries: int
-    tokens: int
-    bytes_by_kind: Mapping[str, int]  # rows, state
-    bytes_by_tier: Mapping[str, int]  # as the store names them: live, owned, parked, quantised, disk
-    lookups: Mapping[str, int]  # by kind of match
-    evictions: Mapping[Reason, int]
-    freed_bytes: Mapping[Reason, int]
-
-    def __post_init__(self) -> None:
-        for key, value in ((f.name, getattr(self, f.name)) for f in fields(self)):
-            if isinstance(value, Mapping):
-                object.__setattr__(self, key, dict(value))
-
-    @property
-    def used_bytes(self) -> int:
-        return sum(self.bytes_by_kind.values())

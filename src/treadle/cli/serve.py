@@ -52,9 +52,6 @@ def serve(
     cache_disk_gb: options.CacheDisk = DEFAULTS["cache_disk_gb"],
     checkpoint_every: options.CheckpointEvery = DEFAULTS["checkpoint_every"],
     max_body_mb: Annotated[float, typer.Option(help="Largest request body in MB.")] = DEFAULTS["max_body_mb"],
-    log_prompts: Annotated[
-        bool, typer.Option("--log-prompts", help="Write prompts to the log; they may be private.")
-    ] = DEFAULTS["log_prompts"],
     api_keys: options.ApiKeys = DEFAULTS["api_keys"],
     allowed_origins: options.AllowedOrigins = DEFAULTS["allowed_origins"],
     allowed_hosts: options.AllowedHosts = DEFAULTS["allowed_hosts"],

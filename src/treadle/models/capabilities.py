@@ -7,7 +7,6 @@ address their cache by class; they get fewer abilities, with the sentence why.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -33,7 +32,6 @@ def describe(model: Any, vocab_size: int, context_length: int) -> Caps:
         context_length=context_length,
         layers=kinds,
         window=max(windows, default=None),
-        embeddings_in="input_embeddings" in inspect.signature(model.__call__).parameters,
     )
     if LayerKind.FOREIGN in kinds:
         caps = replace(caps, why="a layer keeps a cache class of its own")

@@ -158,8 +158,3 @@ def piece_bytes(tokenizer: PreTrainedTokenizerBase, token: int) -> bytes:
         return pieces.table[token]
     path = _WindowPath(tokenizer, pieces, frozenset())
     return (path.push([token]) + path.finish()).encode()
-
-
-def decode_one(tokenizer: PreTrainedTokenizerBase, token: int) -> str:
-    """One token as OpenAI's `logprobs` show it: its text, with U+FFFD where it is part of a character."""
-    return piece_bytes(tokenizer, token).decode("utf-8", "replace")
