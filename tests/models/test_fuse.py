@@ -33,9 +33,11 @@ def model_of(**config: Any) -> Any:
     ],
     ids=["llama", "qwen2 with biases", "llama with biases"],
 )
-def test_logits_and_abilities_stay_the_same(config: dict[str, Any]) -> None:
+@pytest.mark.parametrize("bits", [4, None], ids=["4 bits", "dense"])
+def test_logits_and_abilities_stay_the_same(config: dict[str, Any], bits: int | None) -> None:
     model = model_of(**config)
-    nn.quantize(model, 32, 4)
+    if bits is not None:
+        nn.quantize(model, 32, bits)
     flatten_rows(model, pad=True)
     few, many, rows = mx.array([[3, 4, 5, 6]]), mx.array([list(range(12))]), mx.array([[i] for i in range(9)])
     before = [np.array(model(ids)) for ids in (few, many, rows)]

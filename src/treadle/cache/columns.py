@@ -13,6 +13,7 @@ are written to the same columns in each of them. A step is `begin(counts)`, the 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import mlx.core as mx
@@ -38,8 +39,35 @@ class SoloColumns:
         self.length = length
         self.first = first
         self.count = 0
+        self._view: tuple[Any, Any, Any] | None = None
 
     num_rows = 1
+
+    @property
+    def partial(self) -> bool:
+        """Whether exact rows are kept of some tokens only."""
+        return self.window is not None
+
+    def reaches(self, length: int) -> bool:
+        """Whether the sequence can go back to its first `length` tokens."""
+        return self.window is None or self.first == 0 or length - self.window + 1 >= self.first
+
+    def start_at(self, length: int) -> None:
+        """Say that the first `length` tokens came from outside, but for the exact rows of partial layers."""
+        self.length = length
+        self.first = length if self.partial else 0
+
+    def needed(self, position: int, held: int) -> tuple[int, int]:
+        """See `needed_window`."""
+        return needed_window(self.window, position, held)
+
+    def opened(self) -> BatchColumns:
+        """Columns for several sequences of this kind, none yet."""
+        return BatchColumns(self.window)
+
+    def alone(self, row: int, held: int) -> SoloColumns:
+        """Columns for a copy of the sequence whose last `held` tokens come along."""
+        return SoloColumns(self.window, self.length, self.length - held)
 
     @property
     def lengths(self) -> list[int]:
@@ -73,10 +101,18 @@ class SoloColumns:
 
     def begin(self, counts: Sequence[int]) -> None:
         self.count = counts[0]
+        self._view = None
 
     def end(self) -> None:
         self.length += self.count
         self.count = 0
+
+    def view(self, capacity: int) -> tuple[Any, Any, Any]:
+        """What a "causal" step sees, as `BatchColumns.view_of`; positions count from column 0 here."""
+        if self._view is None:
+            limits = mx.array([self.read_to, 0], mx.int32)
+            self._view = (_places(capacity), mx.array([self.index], mx.int32), limits)
+        return self._view
 
     def rewind(self, row: int, n: int) -> None:
         """Take the last `n` tokens back. Raises ValueError where a window has passed them."""
@@ -117,11 +153,16 @@ class BatchColumns:
         self._device: Any = None  # the table on the device, right for columns below `_clean`
         self._clean = 0
         self._masks: dict[tuple[int, int | None, Any], Any] = {}
+        self._limits: dict[int | None, Any] = {}
         self._offset: Any = None
 
     @property
     def num_rows(self) -> int:
         return len(self.lengths)
+
+    @property
+    def partial(self) -> bool:
+        return self.window is not None
 
     @property
     def offset(self) -> Any:
@@ -150,6 +191,18 @@ class BatchColumns:
         self._forget()
         return len(self.lengths) - 1, start
 
+    def needed(self, position: int, held: int) -> tuple[int, int]:
+        """See `needed_window`."""
+        return needed_window(self.window, position, held)
+
+    def take_over(self, source: SoloColumns) -> tuple[int, int]:
+        """Add a sequence as a row. Returns (row, first column to copy its columns to)."""
+        return self.place(source.length, source.index)
+
+    def alone(self, row: int, held: int) -> SoloColumns:
+        """Columns for one row whose last `held` tokens come along."""
+        return SoloColumns(self.window, self.lengths[row], self.lengths[row] - held)
+
     def drop(self, row: int) -> None:
         """Remove a row; the last row takes its number."""
         self.table[row] = self.table[-1]
@@ -165,6 +218,7 @@ class BatchColumns:
         for row, (length, count) in enumerate(zip(self.lengths, counts, strict=True)):
             self.table[row, self.index : self.index + count] = np.arange(length, length + count)
         self._masks.clear()
+        self._limits.clear()
         self._offset = None
 
     def end(self) -> None:
@@ -202,14 +256,16 @@ class BatchColumns:
         needed = max((min(n, limit) if limit else n for n in self.lengths), default=0)
         return self.index - needed > max(STEP, needed if limit else needed // 4)
 
+    def _kept(self, row: int) -> int:
+        """How many of the row's last tokens stay in columns, at least 1 where it has any."""
+        return max(1, self.lengths[row] if self.window is None else self.window + SLACK)
+
     def squeeze(self) -> NDArray[np.int32]:
         """Move every row's needed columns together at the right end.
 
         Returns int32 [rows, new index]: the old column for each new one (0 where the new one is free).
         """
-        keep = None if self.window is None else self.window + SLACK
-        rows = [self.held(row) for row in range(self.num_rows)]
-        rows = [columns if keep is None else columns[-keep:] for columns in rows]
+        rows = [self.held(row)[-self._kept(row) :] for row in range(self.num_rows)]
         width = max(len(columns) for columns in rows)
         source = np.zeros((self.num_rows, width), np.int32)
         table = np.full((self.num_rows, round_up(max(width, 1))), FREE, np.int32)
@@ -238,6 +294,19 @@ class BatchColumns:
             self._masks[key] = mask
         return self._masks[key]
 
+    def view_of(self, mask: Any) -> tuple[Any, Any, Any] | None:
+        """The facts behind a mask that `make_mask` returned in this step, for a kernel that needs none.
+
+        int32 (table [rows, columns], position [rows] of the first query, [columns to read, window or 0]); None for a
+        mask that is not from here.
+        """
+        for (_, window, _), own in self._masks.items():
+            if own is mask:
+                if window not in self._limits:
+                    self._limits[window] = mx.array([self.read_to, window or 0], mx.int32)
+                return self._upload(), self.offset, self._limits[window]
+        return None
+
     def _upload(self) -> Any:
         """The table on the device. Only columns that changed since the last step travel."""
         end = self.read_to
@@ -256,6 +325,23 @@ class BatchColumns:
     def _forget(self) -> None:
         self._device, self._clean, self._offset = None, 0, None
         self._masks.clear()
+
+
+def needed_window(window: int | None, position: int, held: int) -> tuple[int, int]:
+    """Of the `held` tokens before `position`, how many must be kept to go on from there; and the first position from
+    which one can go on with those alone."""
+    assert window is not None
+    n = min(held, window)
+    first = position - n
+    return n, first + window - 1 if first > 0 else 0
+
+
+@lru_cache(maxsize=8)
+def _places(capacity: int) -> Any:
+    """int32 [1, capacity]: each column holds the token of its own number."""
+    places = mx.arange(capacity, dtype=mx.int32)[None]
+    mx.eval(places)  # it outlives the step
+    return places
 
 
 Columns = SoloColumns | BatchColumns

@@ -1,8 +1,8 @@
-"""Quantised projections that read the same input, computed as one product for many rows. Engine thread only.
+"""Projections that read the same input, computed as one product for several rows. Engine thread only.
 
-At 8 rows and more a quantised product on CUDA takes about the same time whether it has 1,024 outputs or 6,144: a narrow
-one leaves most of the device idle. So the weights of q, k and v (and of gate and up) are stacked. The model file still
-calls each projection: the first call computes for all, the others take their part. Below 8 rows each projection
+For several rows a product on CUDA takes about the same time whether it has 1,024 outputs or 6,144: launching it costs
+as much as a narrow one computes. So the weights of q, k and v (and of gate and up) are stacked. The model file still
+calls each projection: the first call computes for all, the others take their part. With few rows each projection
 multiplies by its own share of the stacked weights, which is faster there. No weight is held twice.
 """
 
@@ -16,7 +16,7 @@ import mlx.nn as nn
 
 SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 STACKED = ("weight", "scales", "biases", "bias")
-LEAST_ROWS = 8
+LEAST_ROWS = {nn.Linear: 2, nn.QuantizedLinear: 8}  # from how many rows on the stacked product is the faster one
 
 
 class Part(nn.Module):  # type: ignore[misc]
@@ -31,9 +31,10 @@ class Part(nn.Module):  # type: ignore[misc]
         object.__setattr__(self, "_stack", stack)
         object.__setattr__(self, "_single", single)
         object.__setattr__(self, "_outputs", outputs)
+        object.__setattr__(self, "_least", _least_rows(single))
 
     def __call__(self, x: Any) -> Any:
-        if x.size // x.shape[-1] < LEAST_ROWS:
+        if x.size // x.shape[-1] < self._least:
             return self._single(x)
         return self._stack.product(x)[..., self._outputs]
 
@@ -59,7 +60,7 @@ class Stack:
 
 
 def fuse_projections(model: Any) -> int:
-    """Stack sibling quantised projections of `model` in place. Returns how many stacks there are."""
+    """Stack sibling projections of `model` in place. Returns how many stacks there are."""
     count = 0
     for module in model.modules():
         for names in SIBLINGS:
@@ -87,7 +88,7 @@ def _parts(members: Sequence[Any]) -> list[Part]:
 
 def _alike(members: Sequence[Any]) -> bool:
     """Whether layers differ in nothing but their number of outputs."""
-    if not isinstance(members[0], nn.QuantizedLinear):
+    if _least_rows(members[0]) is None:
         return False
     settings = [
         (
@@ -99,6 +100,13 @@ def _alike(members: Sequence[Any]) -> bool:
         for m in members
     ]
     return all(s == settings[0] for s in settings)
+
+
+def _least_rows(layer: Any) -> int | None:
+    """None for a layer of another kind, which may do more than a product."""
+    if isinstance(layer, nn.QuantizedLinear):
+        return LEAST_ROWS[nn.QuantizedLinear]
+    return LEAST_ROWS.get(type(layer))
 
 
 def _like(layer: Any, arrays: dict[str, Any]) -> Any:

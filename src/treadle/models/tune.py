@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from treadle.models.attention import install
 from treadle.models.fuse import fuse_projections
 from treadle.models.linear import flatten_rows
 from treadle.runtime import Backend
@@ -14,3 +15,4 @@ def tune(model: Any, backend: Backend) -> None:
     flatten_rows(model, pad=backend == "cuda")
     if backend == "cuda":
         fuse_projections(model)
+        install(model)

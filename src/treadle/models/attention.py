@@ -1,0 +1,213 @@
+"""Attention of a few queries per sequence on CUDA, in one launch and for any length. Engine thread only.
+
+What MLX 0.32 does there by itself: one query with an array mask (every batch) is computed by some eight unfused
+operations, and two or more queries go through cuDNN, which builds a plan of some 40 ms for each length it has not met,
+that is at every step that checks drafts and at every short chunk. Here
+
+- up to `MOST_QUERIES` queries per row: one kernel that reads the table of positions (`columns.py`) instead of a mask;
+- up to `MOST_UNFUSED` queries of one sequence: matrix products, which need no plan;
+- everything else: MLX's own attention.
+
+`install` exchanges the function in the modules of a model's files, once, at load. A cache that is not ours gets what
+it got before.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from treadle.cache.columns import BatchColumns, SoloColumns
+from treadle.cache.layers import Rows
+from treadle.runtime import mlx_lm_module
+
+NAME = "scaled_dot_product_attention"
+MOST_QUERIES = 16
+MOST_UNFUSED = 128
+WARP = 32
+MOST_WARPS = 16
+SHARED_FLOATS = 8192  # of one block, for joining what its warps found
+TYPES = (mx.bfloat16, mx.float16, mx.float32)
+
+# A block computes one query position of one row for the G heads that share a key head. Its warps take columns by
+# turns, UNROLL at a time, with a running maximum and sum each (online softmax), and are joined at the end.
+SOURCE = """
+    const int row = blockIdx.x, head = blockIdx.y, i = blockIdx.z;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    constexpr int E = D / 32;
+    constexpr int UNROLL = 4;
+    const int limit = limits[0], window = limits[1];
+    const int here = position[row] + i;
+    float query[G][E], sum[G][E], best[G], total[G];
+    for (int g = 0; g < G; ++g) {
+        const long at = row * queries_strides[0] + (head * G + g) * queries_strides[1] + i * queries_strides[2];
+        best[g] = -1e30f;
+        total[g] = 0.0f;
+        for (int e = 0; e < E; ++e) {
+            query[g][e] = static_cast<float>(queries[at + lane * E + e]) * scale[0];
+            sum[g][e] = 0.0f;
+        }
+    }
+    const T* key_row = keys + row * keys_strides[0] + head * keys_strides[1] + lane * E;
+    const T* value_row = values + row * values_strides[0] + head * values_strides[1] + lane * E;
+    const int* line = table + row * table_strides[0];
+    for (int start = warp * UNROLL; start < limit; start += WARPS * UNROLL) {
+        float key[UNROLL][E], value[UNROLL][E];
+        bool seen[UNROLL];
+        bool any = false;
+        #pragma unroll
+        for (int u = 0; u < UNROLL; ++u) {
+            const int c = start + u;
+            const int p = c < limit ? line[c] : here + 1;
+            seen[u] = p <= here && (window <= 0 || p > here - window);
+            any = any || seen[u];
+            for (int e = 0; e < E; ++e) {
+                key[u][e] = seen[u] ? static_cast<float>(key_row[c * keys_strides[2] + e]) : 0.0f;
+                value[u][e] = seen[u] ? static_cast<float>(value_row[c * values_strides[2] + e]) : 0.0f;
+            }
+        }
+        if (!any) continue;
+        #pragma unroll
+        for (int g = 0; g < G; ++g) {
+            float score[UNROLL];
+            float top = best[g];
+            #pragma unroll
+            for (int u = 0; u < UNROLL; ++u) {
+                float s = 0.0f;
+                for (int e = 0; e < E; ++e) s += query[g][e] * key[u][e];
+                for (int step = 16; step > 0; step /= 2) s += __shfl_xor_sync(0xffffffff, s, step);
+                score[u] = seen[u] ? s : -1e30f;
+                top = fmaxf(top, score[u]);
+            }
+            const float fade = __expf(best[g] - top);
+            best[g] = top;
+            total[g] *= fade;
+            for (int e = 0; e < E; ++e) sum[g][e] *= fade;
+            #pragma unroll
+            for (int u = 0; u < UNROLL; ++u) {
+                const float weight = seen[u] ? __expf(score[u] - top) : 0.0f;
+                total[g] += weight;
+                for (int e = 0; e < E; ++e) sum[g][e] += weight * value[u][e];
+            }
+        }
+    }
+    __shared__ float bests[WARPS][G], totals[WARPS][G], sums[WARPS][G][D];
+    for (int g = 0; g < G; ++g) {
+        if (lane == 0) { bests[warp][g] = best[g]; totals[warp][g] = total[g]; }
+        for (int e = 0; e < E; ++e) sums[warp][g][lane * E + e] = sum[g][e];
+    }
+    __syncthreads();
+    for (int j = threadIdx.x; j < G * D; j += WARPS * 32) {
+        const int g = j / D, d = j % D;
+        float top = -1e30f;
+        for (int w = 0; w < WARPS; ++w) top = fmaxf(top, bests[w][g]);
+        float above = 0.0f, below = 0.0f;
+        for (int w = 0; w < WARPS; ++w) {
+            const float fade = __expf(bests[w][g] - top);
+            above += fade * sums[w][g][d];
+            below += fade * totals[w][g];
+        }
+        const long at = ((static_cast<long>(row) * gridDim.y + head) * G + g) * gridDim.z + i;
+        out[at * D + d] = static_cast<T>(below > 0.0f ? above / below : 0.0f);
+    }
+"""
+
+
+@lru_cache(maxsize=1)
+def _kernel() -> Any:
+    return mx.fast.cuda_kernel(
+        name="treadle_few_queries",
+        input_names=["queries", "keys", "values", "table", "position", "limits", "scale"],
+        output_names=["out"],
+        source=SOURCE,
+        ensure_row_contiguous=False,
+    )
+
+
+@lru_cache(maxsize=8)
+def _scale(scale: float) -> Any:
+    found = mx.array([scale], mx.float32)
+    mx.eval(found)  # it outlives the step
+    return found
+
+
+def few_queries(queries: Any, keys: Any, values: Any, seen: tuple[Any, Any, Any], scale: float) -> Any:
+    """Attention of `queries` [rows, heads, n, dim] over whole buffers [slots, key heads, columns, dim].
+
+    `seen`: int32 arrays (table [rows, columns] of the position in each column, position [rows] of each row's first
+    query, limits [columns to read, window or 0]). Query i of a row sees the positions up to its own, in its window.
+    """
+    rows, heads, n, dim = queries.shape
+    group = heads // keys.shape[1]
+    warps = max(1, min(MOST_WARPS, SHARED_FLOATS // (group * dim)))
+    (out,) = _kernel()(
+        inputs=[queries, keys, values, *seen, _scale(scale)],
+        template=[("T", queries.dtype), ("D", dim), ("G", group), ("WARPS", warps)],
+        grid=(rows * warps * WARP, keys.shape[1], n),
+        threadgroup=(warps * WARP, 1, 1),
+        output_shapes=[queries.shape],
+        output_dtypes=[queries.dtype],
+    )
+    return out
+
+
+def unfused(queries: Any, keys: Any, values: Any, scale: float) -> Any:
+    """Causal attention of the last n tokens of one sequence, [1, heads, n, dim] over [1, key heads, columns, dim]."""
+    _, heads, n, dim = queries.shape
+    shared, total = keys.shape[1], keys.shape[2]
+    grouped = (queries * scale).reshape(1, shared, heads // shared * n, dim)
+    scores = (grouped @ keys.swapaxes(-1, -2)).reshape(1, shared, heads // shared, n, total)
+    hidden = mx.arange(total)[None] > mx.arange(total - n, total)[:, None]
+    scores = mx.where(hidden, mx.array(mx.finfo(scores.dtype).min, scores.dtype), scores)
+    weights = mx.softmax(scores, axis=-1, precise=True).reshape(1, shared, -1, total)
+    return (weights @ values).reshape(1, heads, n, values.shape[3])
+
+
+def attention_over(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The function that takes the place of mlx-lm's `scaled_dot_product_attention`."""
+
+    def attend(queries: Any, keys: Any, values: Any, cache: Any, scale: float, mask: Any, sinks: Any = None) -> Any:
+        n = queries.shape[2]
+        if type(cache) is Rows and sinks is None and n <= MOST_UNFUSED:
+            seen = _seen(cache, n, mask) if n <= MOST_QUERIES and _suits(queries, cache) else None
+            if seen is not None:
+                return few_queries(queries, cache.keys, cache.values, seen, scale)
+            if n > 1 and isinstance(mask, str) and isinstance(cache.columns, SoloColumns):
+                return unfused(queries, keys, values, scale)
+        return original(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)
+
+    return attend
+
+
+def _suits(queries: Any, cache: Rows) -> bool:
+    """Whether the kernel has been written for these shapes."""
+    dim = queries.shape[3]
+    group = queries.shape[1] // cache.keys.shape[1]
+    same = cache.keys.dtype == queries.dtype and cache.values.shape[3] == cache.keys.shape[3] == dim
+    return same and queries.dtype in TYPES and dim % WARP == 0 and group * dim <= SHARED_FLOATS
+
+
+def _seen(cache: Rows, n: int, mask: Any) -> tuple[Any, Any, Any] | None:
+    """The kernel's view of what `mask` lets this step see; None where MLX's own attention is as good or has to do."""
+    columns = cache.columns
+    if isinstance(columns, BatchColumns):
+        return columns.view_of(mask)
+    return columns.view(cache.keys.shape[2]) if n > 1 and isinstance(mask, str) else None
+
+
+def install(model: nn.Module) -> int:
+    """Exchange attention in the modules that define the layers of `model`; returns in how many."""
+    files = {type(module).__module__ for module in model.modules()}
+    base: Callable[..., Any] = getattr(mlx_lm_module("models.base"), NAME)
+    count = 0
+    for name in files:
+        file = vars(sys.modules[name])
+        if file.get(NAME) is base:
+            file[NAME] = attention_over(base)
+            count += 1
+    return count
