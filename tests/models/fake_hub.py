@@ -1,16 +1,19 @@
-"""A model hub on a local port, just large enough for a snapshot download: refs, file lists, ranges."""
+"""A model hub on a local port, just large enough: revisions, lists of files, ranges, a store for large files."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
+LARGE = ".safetensors"  # such files are listed with their SHA-256 and come from the store
 
 
 @dataclass
@@ -19,11 +22,32 @@ class FakeHub:
 
     files: dict[str, bytes]
     repo: str = "org/demo"
+    commit: str = COMMIT
     gated: bool = False
+    takes_ranges: bool = True
     cut: dict[str, int] = field(default_factory=dict)  # file -> byte at which the connection drops
     drops: int = 0  # how many more times it does
+    spoilt: Counter[str] = field(default_factory=Counter)  # file -> how many more times it comes with a wrong byte
     ranges: dict[str, list[str | None]] = field(default_factory=dict)
+    served: Counter[str] = field(default_factory=Counter)  # bytes of each file that went out
+    tokens: dict[str, set[str | None]] = field(default_factory=dict)  # part of the hub -> authorisations seen
     url: str = ""
+
+    def digest(self, name: str) -> str:
+        """What the file is listed with, and what its blob is called in the library's cache."""
+        data = self.files[name]
+        if name.endswith(LARGE):
+            return hashlib.sha256(data).hexdigest()
+        return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+
+
+def _row(hub: FakeHub, name: str) -> dict[str, Any]:
+    size = len(hub.files[name])
+    row = {"type": "file", "path": name, "size": size, "oid": hub.digest(name)[:40]}
+    if name.endswith(LARGE):
+        row["xetHash"] = "ab" * 32  # the library would rather fetch it elsewhere
+        row["lfs"] = {"oid": hub.digest(name), "size": size, "pointerSize": 130}
+    return row
 
 
 def _handler(hub: FakeHub) -> type[BaseHTTPRequestHandler]:
@@ -40,45 +64,63 @@ def _handler(hub: FakeHub) -> type[BaseHTTPRequestHandler]:
             self.answer(with_body=True)
 
         def answer(self, with_body: bool) -> None:
-            path = self.path.split("?")[0]
-            if path.startswith(f"/api/models/{hub.repo}/") and not hub.gated:
-                self.api(path.removeprefix(f"/api/models/{hub.repo}/"))
-            elif path.startswith(f"/{hub.repo}/resolve/{COMMIT}/"):
-                self.file(path.removeprefix(f"/{hub.repo}/resolve/{COMMIT}/"), with_body)
+            path = self.path.split("?")[0].replace("/resolve/main/", f"/resolve/{hub.commit}/")
+            if path.startswith("/store/"):
+                self.seen("store")
+                self.body(path.removeprefix("/store/"), {"ETag": '"of the store"'})
+                return
+            self.seen("hub")
+            if f"{path}/".startswith(f"/api/models/{hub.repo}/") and not hub.gated:
+                self.api(path.removeprefix(f"/api/models/{hub.repo}").strip("/"))
+            elif path.startswith(f"/{hub.repo}/resolve/{hub.commit}/") and not hub.gated:
+                self.file(path.removeprefix(f"/{hub.repo}/resolve/{hub.commit}/"), with_body)
             else:
                 code = "GatedRepo" if hub.gated else "RepoNotFound"
                 self.send(401, b"{}", {"X-Error-Code": code})
 
+        def seen(self, part: str) -> None:
+            hub.tokens.setdefault(part, set()).add(self.headers.get("Authorization"))
+
         def api(self, rest: str) -> None:
-            if rest in ("revision/main", f"revision/{COMMIT}"):
-                self.send(200, json.dumps({"id": hub.repo, "sha": COMMIT, "siblings": []}).encode())
-            elif rest == f"tree/{COMMIT}":
-                rows = [
-                    {"type": "file", "path": name, "size": len(data), "oid": hashlib.sha1(data).hexdigest()}
-                    for name, data in hub.files.items()
-                ]
-                self.send(200, json.dumps(rows).encode())
+            if rest in ("", "revision/main", f"revision/{hub.commit}"):
+                self.send(200, json.dumps({"id": hub.repo, "sha": hub.commit, "siblings": []}).encode())
+            elif rest == f"tree/{hub.commit}":
+                self.send(200, json.dumps([_row(hub, name) for name in hub.files]).encode())
             else:
                 self.send(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
 
         def file(self, name: str, with_body: bool) -> None:
-            data = hub.files[name]
-            etag = hashlib.sha256(data).hexdigest()  # 64 digits: a large file, which may be resumed
-            headers = {"ETag": f'"{etag}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
-            if not with_body:
-                self.send(200, b"", {**headers, "Content-Length": str(len(data))})
-                return
-            asked = self.headers.get("Range")
+            size, etag = str(len(hub.files[name])), f'"{hub.digest(name)}"'
+            headers = {"X-Repo-Commit": hub.commit}
+            if name.endswith(LARGE):
+                # By another name, so that clients take it for another host and keep their token to themselves.
+                location = hub.url.replace("127.0.0.1", "localhost") + f"/store/{name}"
+                linked = {"X-Linked-Etag": etag, "X-Linked-Size": size, "Location": location}
+                self.send(302, b"", {**headers, **linked})
+            elif with_body:
+                self.body(name, {**headers, "ETag": etag})
+            else:
+                self.send(200, b"", {**headers, "ETag": etag, "Content-Length": size})
+
+        def body(self, name: str, headers: dict[str, str]) -> None:
+            data, asked = hub.files[name], self.headers.get("Range")
             hub.ranges.setdefault(name, []).append(asked)
-            start = int(asked.removeprefix("bytes=").split("-")[0]) if asked else 0
-            if asked:
-                headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
-            stop = len(data)
-            if name in hub.cut and hub.drops:
+            first, last = 0, len(data) - 1
+            status = 200
+            if asked and hub.takes_ranges:
+                first, last = map(int, asked.removeprefix("bytes=").split("-"))
+                headers["Content-Range"] = f"bytes {first}-{last}/{len(data)}"
+                status = 206
+            if hub.spoilt[name] > 0:
+                hub.spoilt[name] -= 1
+                data = data[:-1] + bytes([data[-1] ^ 1])
+            stop = last + 1
+            if name in hub.cut and hub.drops and first <= hub.cut[name] < stop:
                 hub.drops -= 1
                 stop = hub.cut[name]
-            self.send(206 if asked else 200, data[start:stop], {**headers, "Content-Length": str(len(data) - start)})
-            if stop < len(data):
+            hub.served[name] += stop - first
+            self.send(status, data[first:stop], {**headers, "Content-Length": str(last + 1 - first)})
+            if stop <= last:
                 self.close_connection = True
 
         def send(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from huggingface_hub import constants
+from huggingface_hub import constants, hf_hub_download
 
 from tests.models.fake_hub import COMMIT, FakeHub, serving
 from treadle.errors import LoadError
@@ -61,30 +61,6 @@ def test_an_id_becomes_a_folder_of_the_wanted_files_at_its_commit(fake: FakeHub)
     assert all(total is None or done <= total for _, done, total in calls)
 
 
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No pause between attempts, and resumption by the thousand bytes rather than by ten million."""
-    monkeypatch.setattr("huggingface_hub.file_download.time.sleep", lambda _: None)
-    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1000)
-
-
-def test_a_dropped_connection_is_resumed_where_it_broke(fake: FakeHub, impatient: None) -> None:
-    fake.cut["model.safetensors"], fake.drops = 5000, 1
-    path, _ = hub.fetch("org/demo", silent)
-    assert (path / "model.safetensors").read_bytes() == WEIGHTS
-    assert fake.ranges["model.safetensors"] == [None, "bytes=5000-"]
-
-
-def test_a_lost_connection_is_one_sentence_and_finished_files_are_kept(fake: FakeHub, impatient: None) -> None:
-    fake.cut["model.safetensors"], fake.drops = 5000, 99
-    with pytest.raises(LoadError, match=r"Downloading org/demo failed .* run again"):
-        hub.fetch("org/demo", silent)
-    fake.drops = 0
-    path, _ = hub.fetch("org/demo", silent)
-    assert (path / "model.safetensors").read_bytes() == WEIGHTS
-    assert len(fake.ranges["config.json"]) == 1
-
-
 def test_a_complete_download_serves_offline_and_unreachable(fake: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     online = hub.fetch("org/demo@main", silent)
     point_at(closed_port(), monkeypatch)
@@ -92,6 +68,40 @@ def test_a_complete_download_serves_offline_and_unreachable(fake: FakeHub, monke
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert hub.fetch("org/demo", silent) == online
     assert [(name, path) for name, _, path in hub.downloads()] == [("org/demo", online[0])]
+
+
+def test_a_complete_download_serves_when_permission_is_gone(fake: FakeHub) -> None:
+    allowed = hub.fetch("org/demo", silent)
+    fake.gated = True
+    assert hub.fetch("org/demo", silent) == allowed
+
+
+def test_a_complete_download_asks_for_its_commit_alone(fake: FakeHub) -> None:
+    hub.fetch("org/demo", silent)
+    before = fake.served.copy()
+    hub.fetch("org/demo", silent)
+    hub.fetch(f"org/demo@{COMMIT}", silent)
+    assert fake.served == before
+
+
+def test_what_other_tools_left_is_found_and_completed(fake: FakeHub) -> None:
+    loaded = hf_hub_download("org/demo", "config.json")
+    path, _ = hub.fetch("org/demo", silent)
+    assert Path(loaded) == path / "config.json" and fake.served["config.json"] == 2
+    assert (path / "model.safetensors").read_bytes() == WEIGHTS
+
+
+def test_other_tools_find_what_was_downloaded(fake: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, _ = hub.fetch("org/demo", silent)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert Path(hf_hub_download("org/demo", "model.safetensors")) == path / "model.safetensors"
+    assert (path / "model.safetensors").resolve().name == fake.digest("model.safetensors")
+
+
+def test_the_token_goes_to_the_hub_and_not_to_the_store(fake: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    hub.fetch("org/demo", silent)
+    assert fake.tokens == {"hub": {"Bearer hf_secret"}, "store": {None}}
 
 
 def test_a_partial_download_does_not_serve_offline(fake: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:

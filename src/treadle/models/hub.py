@@ -11,8 +11,6 @@ from treadle.errors import LoadError
 from treadle.models.folders import Progress
 
 HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
-WANTED = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.tiktoken"]
-UNWANTED = ["original/*", "onnx/*", "*/onnx/*", "metal/*"]
 HAVE_LOCALLY = "or pass the path of a folder that you already have"
 
 
@@ -22,10 +20,10 @@ def is_hub_id(name: str) -> bool:
 
 
 def fetch(name: str, progress: Progress) -> tuple[Path, str]:
-    """The snapshot's folder and its commit, downloading what is missing.
+    """The snapshot's folder and its commit, downloading what is missing into the Hub's own cache.
 
-    A dropped connection is resumed where it broke; after an interruption finished files are kept. Without a
-    connection a complete earlier download serves.
+    An interrupted download goes on where it stopped, also in a new process. Without a connection, or without
+    permission any more, a complete earlier download serves.
 
     Raises:
         LoadError: unknown id or revision, gated, unreachable and not downloaded before, or a failed transfer.
@@ -35,20 +33,66 @@ def fetch(name: str, progress: Progress) -> tuple[Path, str]:
         raise LoadError(f"{name!r} is not an id of the form org/name or org/name@revision.")
     # Imported here: `treadle --help` need not pay for it.
     from httpx2 import HTTPError
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.errors import HFValidationError, RevisionResolutionError
 
     try:
-        path = snapshot_download(
-            match["repo"],
-            revision=match["revision"],
-            allow_patterns=WANTED,
-            ignore_patterns=UNWANTED,
-            tqdm_class=_bar(match["repo"], progress),
-        )
-    except (HTTPError, OSError, HFValidationError, RuntimeError) as error:
+        path = _snapshot(match["repo"], match["revision"], progress)
+    except (HTTPError, OSError, HFValidationError, RevisionResolutionError, RuntimeError) as error:
         raise LoadError(_explain(match["repo"], match["revision"], error)) from error
-    return Path(path), Path(path).name
+    return path, path.name
+
+
+def _snapshot(repo: str, revision: str | None, progress: Progress) -> Path:
+    """Bring the blobs; the library then puts them in their places, and judges what an earlier download is worth."""
+    from httpx2 import TransportError
+    from huggingface_hub import HfApi, get_cached_repo_tree
+    from huggingface_hub.errors import (
+        CachedRepoTreeNotFoundError,
+        HfHubHTTPError,
+        LocalEntryNotFoundError,
+        OfflineModeIsEnabled,
+        RevisionNotFoundError,
+    )
+
+    from treadle.models.hub_files import Place, download, listing
+
+    try:
+        commit = HfApi().resolve_revision(repo, revision=revision).resolved
+    except RevisionNotFoundError:
+        raise
+    except HfHubHTTPError as denied:
+        try:
+            return _placed(repo, revision, progress, locally=True)
+        except LocalEntryNotFoundError:
+            raise denied from None
+    try:
+        get_cached_repo_tree(repo, revision=commit)  # without it nobody can tell whether a folder is complete
+        return _placed(repo, commit, progress, locally=True)
+    except (CachedRepoTreeNotFoundError, LocalEntryNotFoundError):
+        pass
+    try:
+        files = listing(repo, commit)
+    except (TransportError, OfflineModeIsEnabled):
+        files = []
+    download(Place(repo, commit), files, progress)
+    return _placed(repo, commit, progress, locally=False)
+
+
+def _placed(repo: str, revision: str | None, progress: Progress, *, locally: bool) -> Path:
+    """The folder of a snapshot, every wanted file in it. Raises LocalEntryNotFoundError where one is missing."""
+    from huggingface_hub import snapshot_download
+
+    from treadle.models.hub_files import UNWANTED, WANTED
+
+    path = snapshot_download(
+        repo,
+        revision=revision,
+        allow_patterns=WANTED,
+        ignore_patterns=UNWANTED,
+        tqdm_class=_bar(repo, progress),
+        local_files_only=locally,
+    )
+    return Path(path)
 
 
 def downloads() -> list[tuple[str, int, Path]]:
@@ -102,7 +146,7 @@ def _explain(repo: str, revision: str | None, error: Exception) -> str:
             f"{repo}{at} is not completely downloaded and offline mode is on; "
             f"unset HF_HUB_OFFLINE to download it, {HAVE_LOCALLY}."
         )
-    if isinstance(error, errors.LocalEntryNotFoundError):
+    if isinstance(error, errors.LocalEntryNotFoundError | errors.RevisionResolutionError):
         return (
             f"Hugging Face is unreachable and {repo}{at} is not completely downloaded; "
             f"check the network, {HAVE_LOCALLY}."
@@ -110,4 +154,4 @@ def _explain(repo: str, revision: str | None, error: Exception) -> str:
     reason = " ".join(str(error).split()).rstrip(".")[:200] or type(error).__name__
     if isinstance(error, OSError) and error.filename:
         reason = f"{error.strerror}: {os.fspath(error.filename)}"
-    return f"Downloading {repo}{at} failed ({reason}); run again (finished files are kept), {HAVE_LOCALLY}."
+    return f"Downloading {repo}{at} failed ({reason}); run again (what has arrived is kept), {HAVE_LOCALLY}."
