@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
@@ -14,7 +15,10 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from treadle.errors import NotReady, TreadleError
+from treadle.config import Config
+from treadle.engine.slot import Facts
+from treadle.errors import ModelNotFound, NotReady, TreadleError
+from treadle.metrics.recorder import Recorder
 from treadle.types import Batching, CacheReport, Caps, Finish, LayerKind, Output, Request, TokenLogprob, Usage
 
 SPECIALS = ("<|end|>", "<|system|>", "<|user|>", "<|assistant|>")
@@ -109,13 +113,19 @@ class FakeStream:
 
     def cancel(self, error: str | None) -> None:
         self._task.cancel()
-        self._queue.put_nowait(replace(self._end(Finish.ABORT, 0), error=error))
+        self._put(replace(self._end(Finish.ABORT, 0), error=error))
+
+    def _put(self, output: Output) -> None:
+        self._engine.recorder.turn([output], 0.001)
+        self._queue.put_nowait(output)
 
     async def _play(self) -> None:
         script = self._script
         await asyncio.sleep(script.queue_s)
         self.phase = "prefill"
-        self._queue.put_nowait(Output(self.id, prefilled=0))
+        self._put(Output(self.id, prefilled=0))
+        if self._request.prompt_logprobs:
+            self._score()
         await asyncio.sleep(script.prefill_s)
         self.phase = "decode"
         made = 0
@@ -127,12 +137,19 @@ class FakeStream:
                 break
         finish = Finish.LENGTH if self._full(made) else script.finish
         self._engine.streams.pop(self.id, None)
-        self._queue.put_nowait(self._end(finish, made))
+        self._put(self._end(finish, made))
+
+    def _score(self) -> None:
+        """The prompt's log probabilities in two parts, of which only the first one goes with progress."""
+        scores = self._logprobs(self._request.prompt[1:].tolist())
+        half = len(scores) // 2
+        self._put(Output(self.id, prefilled=half, prompt_logprobs=scores[:half]))
+        self._put(Output(self.id, prompt_logprobs=scores[half:]))
 
     async def _emit(self, step: tuple[int, ...], made: int) -> int:
         limit = self._request.max_tokens
         tokens = step if limit is None else step[: limit - made]
-        self._queue.put_nowait(Output(self.id, tokens=tokens, logprobs=self._logprobs(tokens)))
+        self._put(Output(self.id, tokens=tokens, logprobs=self._logprobs(tokens)))
         return len(tokens)
 
     def _full(self, made: int) -> bool:
@@ -169,6 +186,7 @@ class FakeEngine:
         self.requests: list[Request] = []
         self.aborted: dict[str, str] = {}  # id -> the phase it was aborted in
         self.report = CacheReport()
+        self.recorder = Recorder()
         self._silent = silent
 
     @property
@@ -176,6 +194,45 @@ class FakeEngine:
         if self.state != "ready":
             raise NotReady("The model is still loading.")
         return self._model
+
+    # As a list of one model, which is its own resident
+
+    @property
+    def slots(self) -> list[FakeEngine]:
+        return [self]
+
+    @property
+    def resident(self) -> FakeEngine | None:
+        return self if self.state == "ready" else None
+
+    @property
+    def facts(self) -> Facts:
+        model = self._model
+        return Facts(model.name, model.source, model.revision, model.caps, model.chat_template is not None)
+
+    @property
+    def name(self) -> str:
+        return self._model.name
+
+    aliases = (Config().model,)
+    pinned = False
+    num_bytes = 0
+
+    def find(self, name: str | None) -> FakeEngine:
+        if name and name not in (self._model.name, self._model.source, *self.aliases):
+            raise ModelNotFound(f"The model {name[:200]!r} is not served here.", param="model")
+        return self
+
+    @asynccontextmanager
+    async def use(self) -> AsyncIterator[FakeEngine]:
+        _ = self.model
+        yield self
+
+    async def load(self) -> None:
+        _ = self.model
+
+    async def unload(self) -> bool:
+        return self.state == "ready"
 
     def start(self) -> None:
         self.loop = asyncio.get_running_loop()
@@ -192,6 +249,7 @@ class FakeEngine:
             raise self.refusal
         self.requests.append(request)
         script = self._plan if isinstance(self._plan, Script) else self._plan(request)
+        self.recorder.submitted(request, self._model.name)
         stream = self.streams[request.id] = FakeStream(self, request, script)
         return stream
 

@@ -10,7 +10,10 @@ from typing import Any, Self
 from treadle.errors import ConfigError
 
 CACHE_BITS = ("off", "8", "4")
+KV_BITS = re.compile(r"auto|(16|8|4)(/(16|8|4))?")
 BUSY_MODES = ("batch", "queue", "preempt")
+LOG_FORMATS = ("text", "json")
+SPECULATION = ("auto", "lookup", "draft", "off")
 ORIGIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/\s]+")
 HOST = re.compile(r"[A-Za-z0-9._-]+|\[?[0-9A-Fa-f.]*:[0-9A-Fa-f:.]+\]?")
 
@@ -20,6 +23,9 @@ class Config:
     """Settings of one server process. Sizes in tokens, times in seconds, memory in bytes unless named."""
 
     model: str = "smollm2"
+    models_file: str | None = None  # names further models; None: the user's models.toml, if there is one
+    model_idle_s: float | None = None  # a model that nobody used for so long is unloaded
+    model_wait_s: float = 60.0  # how long a model that has to go may keep the next one waiting
     host: str = "127.0.0.1"
     port: int = 8080
     context_length: int | None = None  # None: what the model was trained for
@@ -33,6 +39,9 @@ class Config:
     drain_s: float = 10.0  # how long a shutdown lets running requests finish
     keepalive_s: float = 5.0  # a comment at least this often while a stream is silent
     memory_limit_gb: float | None = None  # None: from the device, leaving room for the system
+    kv_bits: str | int = "auto"  # auto | 16 | 8 | 4 | keys/values like 8/4: rows of running sequences; 16 is exact
+    kv_group_size: int = 64  # values that share a scale in packed rows
+    kv_recent: int = 64  # newest tokens whose rows are read exactly
     cache_gb: float | None = None  # None: a fifth of the working set, 256 MB to 8 GB; 0 turns the prefix cache off
     cache_idle_s: float = 1800.0  # a cached prefix that nobody used for so long is dropped
     cache_quantization: str = "off"  # off | 8 | 4 bits for prefixes that are not in use
@@ -41,14 +50,19 @@ class Config:
     cache_dir: str | None = None  # a folder for the disk tier; None: none
     cache_disk_gb: float = 10.0
     checkpoint_every: int = 2048  # tokens between checkpoints of recurrent and windowed layers in a long prefill
+    speculation: str = "auto"  # auto (lookup and a draft model) | lookup | draft | off
+    draft_model: str = "auto"  # a smaller model of the same vocabulary; auto: one that is here already; none
     max_body_mb: float = 32.0
     api_keys: tuple[str, ...] = field(default=(), repr=False)  # none: everyone who reaches the address may ask
     allowed_origins: tuple[str, ...] = ()  # web pages besides those of this machine; "*" is all
     allowed_hosts: tuple[str, ...] = ()  # names that clients may call the server by besides loopback's; "*" is all
     rate_limit_per_minute: int | None = None  # requests for each key, or for each address where there is no key
+    log_format: str = "text"  # text | json: how the log on stderr is written
+    log_prompts: bool = False  # write the text of prompts into the log
 
     def __post_init__(self) -> None:
         positive = (
+            "kv_recent",
             "cache_idle_s",
             "cache_min_tokens",
             "cache_disk_gb",
@@ -60,11 +74,12 @@ class Config:
             "prefill_stall_s",
             "keepalive_s",
             "max_body_mb",
+            "model_wait_s",
         )
         for key in positive:
             if not 0 < getattr(self, key) < math.inf:
                 raise ConfigError(f"{key} must be positive, not {getattr(self, key)}.", param=key)
-        for key in ("context_length", "request_timeout_s", "memory_limit_gb", "rate_limit_per_minute"):
+        for key in ("context_length", "request_timeout_s", "memory_limit_gb", "rate_limit_per_minute", "model_idle_s"):
             value = getattr(self, key)
             if value is not None and not 0 < value < math.inf:
                 raise ConfigError(f"{key} must be positive, not {value}.", param=key)
@@ -83,13 +98,31 @@ class Config:
                 f"cache_quantization must be one of {', '.join(CACHE_BITS)}, not {self.cache_quantization!r}.",
                 param="cache_quantization",
             )
-        if self.cache_group_size not in (32, 64, 128):
+        for key in ("cache_group_size", "kv_group_size"):
+            if getattr(self, key) not in (32, 64, 128):
+                raise ConfigError(f"{key} must be 32, 64 or 128, not {getattr(self, key)}.", param=key)
+        if not KV_BITS.fullmatch(str(self.kv_bits)):
             raise ConfigError(
-                f"cache_group_size must be 32, 64 or 128, not {self.cache_group_size}.", param="cache_group_size"
+                f'kv_bits must be "auto", 16, 8, 4, or keys/values like "8/4", not {self.kv_bits!r}.', param="kv_bits"
             )
         if self.port > 65535:
             raise ConfigError(f"port must be at most 65535, not {self.port}.", param="port")
+        if self.speculation not in SPECULATION:
+            raise ConfigError(
+                f"speculation must be one of {', '.join(SPECULATION)}, not {self.speculation!r}.", param="speculation"
+            )
+        if self.speculation in ("lookup", "off") and self.draft_model not in ("auto", "none"):
+            raise ConfigError(
+                f"draft_model names {self.draft_model!r}, but speculation is {self.speculation!r}.", param="draft_model"
+            )
         self._check_security()
+        self._check_log()
+
+    def _check_log(self) -> None:
+        if self.log_format not in LOG_FORMATS:
+            raise ConfigError(
+                f"log_format must be one of {', '.join(LOG_FORMATS)}, not {self.log_format!r}.", param="log_format"
+            )
 
     def _check_security(self) -> None:
         if any(not key or not key.isascii() or not key.isprintable() or " " in key for key in self.api_keys):

@@ -59,6 +59,16 @@ class Language(StrEnum):
     REGEX = "regex"  # source: a regular expression that the whole reply matches
     CHOICE = "choice"  # source: a JSON list of strings, one of which is the reply
     LARK = "lark"  # source: a grammar in llguidance's dialect of Lark
+    FREE = "free"  # anything; for the sake of `Constraint.reasoning`
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """Reasoning at the start of a reply, in which everything is allowed. Markers count in whatever tokens they come."""
+
+    closer: tuple[int, ...]  # what ends it, at least one id
+    opener: tuple[int, ...] = ()  # what the reply must begin with to begin inside; (): it does so anyway
+    budget: int | None = None  # most tokens between the two; then nothing but `closer` may come
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +77,7 @@ class Constraint:
 
     kind: Language
     source: str = ""
-    after: tuple[int, ...] | None = None  # generation is free until their text has come
+    reasoning: Reasoning | None = None  # what may come first
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +93,8 @@ class Request:
     cache_salt: str = ""  # requests with different salts never share computed rows
     boundaries: tuple[int, ...] = ()  # positions in `prompt` where a message starts, ascending; may be many
     constraint: Constraint | None = None
+    speculation: bool = True  # whether drafts may be made for it; the text is the same either way
+    prompt_logprobs: bool = False  # report the prompt's own too, as many alternatives as `sampling.logprobs`
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +116,8 @@ class Usage:
     queue_s: float = 0.0
     prefill_s: float = 0.0
     decode_s: float = 0.0
+    drafted_tokens: int = 0  # proposed by speculation
+    accepted_tokens: int = 0  # of those, what the model itself would have drawn
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +131,8 @@ class Output:
     id: str
     tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()  # one per token when asked for
-    prefilled: int | None = None  # prompt tokens in the layers so far; set on progress reports
+    prefilled: int | None = None  # prompt tokens in the layers so far, at first those from the cache; progress reports
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()  # of the next prompt tokens, when asked for; the first has none
     finish: Finish | None = None
     stop_id: int | None = None  # the end id that was hit
     usage: Usage | None = None
@@ -131,6 +146,31 @@ class LayerKind(StrEnum):
     WINDOWED = "windowed"  # attention over the last `window` tokens
     STATE = "state"  # recurrent: only whole checkpoints
     FOREIGN = "foreign"  # a cache class of the model file's own: one sequence, no rewind, no reuse
+
+
+@dataclass(frozen=True, slots=True)
+class KvFormat:
+    """How attention layers that keep all tokens hold them while sequences run. 16 bits are exact rows.
+
+    A query reads the `recent` tokens up to its own exactly, and whole blocks of older ones packed. What it reads of a
+    token depends on the two positions alone, not on how the prompt was cut or what else runs.
+    """
+
+    key_bits: int = 16  # 16, 8 or 4
+    value_bits: int = 16
+    group_size: int = 64  # most values that share a scale; the largest that divides the head size is taken
+    recent: int = 64  # at least 1
+
+    @property
+    def exact(self) -> bool:
+        return self.key_bits == self.value_bits == 16
+
+    def __str__(self) -> str:
+        """As it is written in settings: 16, 8, 4 or 8/4 (keys/values)."""
+        return str(self.key_bits) if self.key_bits == self.value_bits else f"{self.key_bits}/{self.value_bits}"
+
+
+EXACT = KvFormat()
 
 
 class Batching(StrEnum):
@@ -156,6 +196,16 @@ class Footprint:
         windowed = sum(min(num_tokens, most) * size for most, size in self.windows)
         return num_tokens * self.row_bytes + windowed + self.state_bytes
 
+    def beside(self, other: Footprint) -> Footprint:
+        """Of a sequence that two models know; they compute by turns."""
+        return Footprint(
+            self.row_bytes + other.row_bytes,
+            self.windows + other.windows,
+            self.state_bytes + other.state_bytes,
+            max(self.step_bytes, other.step_bytes),
+            max(self.score_bytes, other.score_bytes),
+        )
+
     def chunk(self, num_tokens: int, context: int) -> int:
         """Bytes of the activations of one chunk that attends over `context` tokens."""
         return num_tokens * (self.step_bytes + context * self.score_bytes)
@@ -173,6 +223,9 @@ class Caps:
     additive_masks: bool = False  # array masks are handed to attention as numbers, not as booleans
     footprint: Footprint = field(default_factory=Footprint)
     why: str = ""  # the sentence behind `batching`
+    kv: KvFormat = EXACT  # how layers that keep all tokens hold them unless a request asks otherwise
+    kv_why: str = ""  # the sentence behind it
+    kv_layers: Mapping[str, str] = field(default_factory=dict)  # by kind of layer, the bits that it really has
 
 
 HIT_KINDS = ("exact", "prefix", "supersequence", "branch", "miss")

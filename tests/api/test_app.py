@@ -155,6 +155,7 @@ def test_health_says_ready_with_counts() -> None:
             "running": 0,
             "waiting": 0,
             "model": "fake",
+            "kv": {"bits": "16", "why": "", "layers": {}},
         }
         with server.send(CHAT, HELLO):
             until(lambda: server.get("/health").json()["running"] == 1)

@@ -100,7 +100,7 @@ BAD_COMPLETION = [
     ({"prompt": [True]}, "prompt"),
     ({"logprobs": 6}, "logprobs"),
     ({"logprobs": True}, "logprobs"),
-    ({"logprobs": 1, "echo": True}, "logprobs"),
+    ({"max_tokens": 0}, "max_tokens"),
     ({"suffix": "end"}, "suffix"),
     ({"best_of": 3}, "best_of"),
     ({"max_completion_tokens": 3}, "max_completion_tokens"),

@@ -8,11 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.fakes_engine import FakeEngine, tokenizer
+from tests.fakes_engine import FakeEngine
 from tests.live import Live, live
-from treadle.api.grammar import while_reasoning
-from treadle.output.form import Form
-from treadle.output.reasoning import Markers
 from treadle.types import Constraint, Language
 
 SCHEMA = {"type": "object", "properties": {"z": {"type": "integer"}, "a": {"type": "string"}}, "required": ["z"]}
@@ -101,33 +98,6 @@ def test_what_cannot_be_enforced_is_refused_by_name(
         assert (answer.status_code, error["param"]) == (400, param)
         assert says in error["message"] and error["message"].startswith(param) and "\n" not in error["message"]
         assert server.engine.requests == []
-
-
-TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
-
-
-def test_tools_and_a_shape_exclude_each_other_by_name(server: Live) -> None:
-    body = {**CHAT, "tools": [TOOL], "response_format": {"type": "json_object"}}
-    answer = server.post("/v1/chat/completions", body)
-    assert answer.status_code == 400 and answer.json()["error"]["param"] == "response_format"
-    server.engine.requests.clear()
-    assert server.post("/v1/chat/completions", {**body, "tool_choice": "none"}).status_code == 200
-    assert server.engine.requests[0].constraint == Constraint(Language.JSON_OBJECT)
-
-
-def test_a_reply_that_begins_inside_reasoning_is_free_until_that_is_over() -> None:
-    constraint = Constraint(Language.JSON_OBJECT)
-    markers = Markers("<think>", "</think>")
-
-    def text(form: Form) -> str | None:
-        made = while_reasoning(constraint, tokenizer(), form)
-        assert made is not None and (made.kind, made.source) == (constraint.kind, constraint.source)
-        return None if made.after is None else tokenizer().decode(made.after)
-
-    assert text(Form(markers, opened=True)) == "</think>"
-    assert text(Form(harmony=True)) == "<|channel|>final<|message|>"
-    assert text(Form(markers, opened=False)) is None and text(Form()) is None
-    assert while_reasoning(None, tokenizer(), Form(markers, opened=True)) is None
 
 
 def test_a_model_whose_replies_cannot_end_refuses_a_grammar_but_answers_freely() -> None:

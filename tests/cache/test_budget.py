@@ -130,5 +130,5 @@ def test_evictions_are_counted_by_reason():
     evictions.record(Reason.IDLE, 5)
     evictions.record(Reason.IDLE, 7)
     evictions.record(Reason.PRESSURE, 1)
-    assert evictions.counts == {Reason.IDLE: 2, Reason.BUDGET: 0, Reason.PRESSURE: 1}
-    assert evictions.freed == {Reason.IDLE: 12, Reason.BUDGET: 0, Reason.PRESSURE: 1}
+    assert evictions.counts == {Reason.IDLE: 2, Reason.BUDGET: 0, Reason.PRESSURE: 1, Reason.UNLOAD: 0}
+    assert evictions.freed == {Reason.IDLE: 12, Reason.BUDGET: 0, Reason.PRESSURE: 1, Reason.UNLOAD: 0}

@@ -14,7 +14,7 @@ import pytest
 from tests.engine.test_loop import request_of
 from tests.fakes import STOP, HashModel, slow_twin
 from treadle.config import Config
-from treadle.engine import engine as engine_module
+from treadle.engine import thread as engine_module
 from treadle.engine.engine import Engine
 from treadle.errors import BadRequest, ContextLengthExceeded, LoadError, MemoryRefused, NotReady, QueueFull
 from treadle.models.load import LoadedModel
@@ -49,7 +49,7 @@ def with_engine(engine: Engine, body: Callable[[Engine], Coroutine[Any, Any, Non
             await body(engine)
         finally:
             await engine.stop()
-        assert engine.counts() == (0, 0) and not engine._thread.is_alive()
+        assert engine.counts() == (0, 0) and not engine._thread.alive
 
     asyncio.run(main())
 

@@ -21,7 +21,7 @@ from treadle.config import Config
 from treadle.engine.loop import Loop
 from treadle.engine.sampling import Sampler
 from treadle.models.capabilities import mlx_cache, new_layers
-from treadle.types import Constraint, Finish, Language, Output, Request
+from treadle.types import Constraint, Finish, Language, Output, Reasoning, Request
 
 SHORT = '{"type": "object", "properties": {"a": {"enum": [1, "x"]}, "b": {"type": "boolean"}}, "required": ["a", "b"], \
 "additionalProperties": false}'
@@ -32,7 +32,7 @@ constraints = st.sampled_from(
         Constraint(Language.JSON_SCHEMA, SHORT),
         Constraint(Language.JSON_OBJECT),
         Constraint(Language.REGEX, REGEX),
-        Constraint(Language.REGEX, REGEX, after=tuple(ids_of("q"))),
+        Constraint(Language.REGEX, REGEX, reasoning=Reasoning(tuple(ids_of("q")))),
         Constraint(Language.CHOICE, '["yes", "no", "yesterday"]'),
         Constraint(Language.LARK, 'start: "(" start ")" | /[xy]/'),
     ]
@@ -237,7 +237,7 @@ def test_nan_is_an_error_under_a_grammar_too() -> None:
 def test_thinking_is_free_and_what_follows_the_marker_is_not(seed: int) -> None:
     run = run_of(HashModel())
     marker = tuple(ids_of("z"))
-    constraint = Constraint(Language.REGEX, r"[0-9]{3}", after=marker)
+    constraint = Constraint(Language.REGEX, r"[0-9]{3}", reasoning=Reasoning(marker))
     sampling = {"temperature": 1.5, "seed": seed, "logit_bias": ((STOP, -100.0),)}
     sampling["logit_bias"] += ((marker[0], 1.0),)
     plain = request_of("x", [1, 2], 80, **sampling)

@@ -59,3 +59,21 @@ def test_the_self_check_proves_good_families_ragged(name: str) -> None:
 def test_the_self_check_finds_a_family_that_is_wrong_when_padded() -> None:
     caps = tiny("jamba")[1]
     assert caps.batching is Batching.DECODE and "padded" in caps.why
+
+
+def test_the_prompt_is_scored_token_by_token_when_asked() -> None:
+    """Each prompt token's own logprob by one forward over the whole prompt, whatever the chunks and the cache."""
+    import mlx.core as mx
+
+    model, caps = tiny("attention")
+    ids = np.random.default_rng(4).integers(0, VOCAB, 37)
+    run = run_of("attention", prefill_chunk=8)
+    run.loop.submit(Request("x", ids, Sampling(0.0, logprobs=2), 3, prompt_logprobs=True))
+    run.until_idle()
+    scored = [p for output in run.outputs["x"] for p in output.prompt_logprobs]
+    logits = model(mx.array(ids)[None])[0]
+    expected = np.array(logits - mx.logsumexp(logits, axis=-1, keepdims=True))
+    assert [p.token for p in scored] == ids[1:].tolist()
+    np.testing.assert_allclose([p.logprob for p in scored], expected[np.arange(36), ids[1:]], atol=1e-4)
+    for line, p in zip(expected, scored, strict=False):
+        assert [id for id, _ in p.top] == np.argsort(-line)[:2].tolist()

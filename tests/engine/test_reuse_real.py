@@ -138,3 +138,13 @@ def test_a_budget_holds_however_many_prompts_come() -> None:
         finish_of(run, request_of(f"r{i}", random_ids(60, i), n=2))
         assert store.tree.totals.nbytes <= 600_000
     assert cache_report(store).evictions["budget"] > 0
+
+
+def test_the_first_progress_report_has_what_the_cache_had() -> None:
+    run, _, _ = cached_run("attention")
+    base = random_ids(50)
+    for id, tokens in (("first", base), ("again", [*base, *random_ids(7, 1)])):
+        finish_of(run, request_of(id, tokens))
+    for id in ("first", "again"):
+        told = [output.prefilled for output in run.outputs[id] if output.prefilled is not None]
+        assert told[0] == run.outputs[id][-1].usage.cached_tokens

@@ -13,8 +13,10 @@ from starlette.responses import Response
 from treadle import __version__
 from treadle.api.context import context
 from treadle.api.errors import json_response
-from treadle.api.ports import ModelPort
+from treadle.api.ports import FactsPort, ModelPort, SlotPort
+from treadle.api.prompts import has_native_tools
 from treadle.errors import NotFound, NotReady
+from treadle.output.reasoning import markers_of
 from treadle.types import CacheReport
 
 ANSWER_S = 30.0  # the engine answers between two steps; one that needs longer hangs
@@ -23,6 +25,7 @@ router = APIRouter()
 T = TypeVar("T")
 
 
+@router.head("/", include_in_schema=False)  # some clients ask for it before anything else
 @router.get("/")
 async def root(request: Request) -> Response:
     """A hint for people who open the address in a browser."""
@@ -44,7 +47,9 @@ async def health(request: Request) -> Response:
     state = engine.state
     body: dict[str, Any] = {"status": state, "running": running, "waiting": waiting}
     if state == "ready":
-        return json_response(body | {"model": engine.model.name})
+        slot = engine.find(None)
+        kv = {} if slot.facts is None else {"kv": described(slot.facts)["kv"]}
+        return json_response(body | {"model": slot.name} | kv)
     body["reason"] = engine.failure or f"The engine is {state}."
     headers = {"retry-after": str(NotReady.retry_after_s)} if state == "loading" else {}
     return json_response(body, 503, headers)
@@ -52,16 +57,34 @@ async def health(request: Request) -> Response:
 
 @router.get("/v1/models")
 async def models(request: Request) -> Response:
-    """The one served model, as a list."""
+    """Every model that may be asked for, the default one first."""
     here = context(request)
-    return json_response({"object": "list", "data": [model_entry(here.engine.model, here.started)]})
+    return json_response({"object": "list", "data": [model_entry(slot, here.started) for slot in here.engine.slots]})
 
 
 @router.get("/v1/models/{id:path}")
 async def model(request: Request, id: str) -> Response:
     """One model by any of its names, which may contain slashes."""
     here = context(request)
-    return json_response(model_entry(here.served(id), here.started))
+    return json_response(model_entry(here.engine.find(id), here.started))
+
+
+@router.post("/v1/models/{id:path}/load")
+async def load(request: Request, id: str) -> Response:
+    """Load a model now; answers when it is loaded."""
+    here = context(request)
+    slot = here.engine.find(id)
+    await slot.load()
+    return json_response(model_entry(slot, here.started))
+
+
+@router.post("/v1/models/{id:path}/unload")
+async def unload(request: Request, id: str) -> Response:
+    """Unload a model when its running requests have ended; answers when its memory is free."""
+    here = context(request)
+    slot = here.engine.find(id)
+    await slot.unload()
+    return json_response(model_entry(slot, here.started))
 
 
 @router.post("/v1/requests/{id}/cancel")
@@ -124,21 +147,46 @@ def named(counts: Mapping[str, int]) -> dict[str, int]:
     return {str(name): count for name, count in counts.items()}
 
 
-def model_entry(model: ModelPort, created: int) -> dict[str, Any]:
-    """OpenAI's model object, and what this model can do here."""
-    caps = model.caps
-    kinds = {kind.value: caps.layers.count(kind) for kind in dict.fromkeys(caps.layers)}
-    return {
-        "id": model.name,
+def model_entry(slot: SlotPort, created: int) -> dict[str, Any]:
+    """OpenAI's model object, the state of this model, and what it can do as far as that is known."""
+    entry = {
+        "id": slot.name,
         "object": "model",
         "created": created,
         "owned_by": "treadle",
-        "revision": model.revision,
+        "aliases": list(slot.aliases),
+        "state": slot.state,
+        "failure": slot.failure,
+        "pinned": slot.pinned,
+        "bytes": slot.num_bytes,
+        "capabilities": None if slot.resident is None else capabilities(slot.resident.model),
+    }
+    return entry if slot.facts is None else entry | described(slot.facts)
+
+
+def described(facts: FactsPort) -> dict[str, Any]:
+    """What was found when the model was loaded."""
+    caps = facts.caps
+    return {
+        "revision": facts.revision,
         "context_length": caps.context_length,
         "max_model_len": caps.context_length,
         "vocab_size": caps.vocab_size,
-        "layers": kinds,
+        "layers": {kind.value: caps.layers.count(kind) for kind in dict.fromkeys(caps.layers)},
         "window": caps.window,
         "batching": {"mode": caps.batching.value, "why": caps.why},
-        "chat_template": model.chat_template is not None,
+        "kv": {"bits": str(caps.kv), "why": caps.kv_why, "layers": dict(caps.kv_layers)},
+        "chat_template": facts.chat_template,
     }
+
+
+def capabilities(model: ModelPort) -> list[str]:
+    """What requests may ask of a loaded model. Tools work everywhere; "tools" are those of its own template."""
+    chat = model.chat_template is not None
+    has = {
+        "completions": True,
+        "chat": chat,
+        "tools": chat and has_native_tools(model.tokenizer),
+        "reasoning": chat and markers_of(model.tokenizer) is not None,
+    }
+    return [name for name, there in has.items() if there]

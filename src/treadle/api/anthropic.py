@@ -17,9 +17,10 @@ from treadle.api.errors import json_response
 from treadle.api.exchange import Streamed, Whole
 from treadle.api.fields import ChatBody
 from treadle.api.openai import prepared, start
-from treadle.api.ports import ModelPort
+from treadle.api.ports import ModelPort, ResidentPort
 from treadle.api.prompts import chat_prompts
 from treadle.api.schema import body_schema
+from treadle.api.waiting import answer
 from treadle.errors import ContextLengthExceeded
 
 router = APIRouter()
@@ -31,10 +32,17 @@ async def messages(http: Request) -> Response:
     here = context(http)
     body = checked(json_object(await read(http, here.max_body)), MessagesBody)
     chat = chat_body(body)
-    served_model(here, body.model)
-    model, job, prompts = await start(here, chat, "msg_", chat_prompts)
+
+    async def reply(resident: ResidentPort) -> Response:
+        return await message_reply(here, resident, body, chat)
+
+    return await answer(here, served_model(here, body.model), body.stream, reply, ANTHROPIC.fault)
+
+
+async def message_reply(here: Context, resident: ResidentPort, body: MessagesBody, chat: ChatBody) -> Response:
+    job, prompts = await start(here, resident, chat, "msg_", chat_prompts)
     omitted = body.thinking is not None and body.thinking.omitted
-    head = MessageHead(job.id, model.name, sum(len(prompt.ids) for prompt in prompts), omitted)
+    head = MessageHead(job.id, resident.model.name, sum(len(prompt.ids) for prompt in prompts), omitted)
     if body.stream:
         return Streamed(job, MessageWriter(head), here.config.keepalive_s, ANTHROPIC)
     return Whole(job, MessageCollector(head), ANTHROPIC)
@@ -45,8 +53,8 @@ async def count_tokens(http: Request) -> Response:
     """How many tokens the prompt of such a request has, also when it is over the context."""
     here = context(http)
     body = checked(json_object(await read(http, here.max_body)), CountBody)
-    model = served_model(here, body.model)
-    return json_response({"input_tokens": await counted(here, model, chat_body(body))})
+    async with served_model(here, body.model).use() as resident:
+        return json_response({"input_tokens": await counted(here, resident.model, chat_body(body))})
 
 
 async def counted(here: Context, model: ModelPort, chat: ChatBody) -> int:

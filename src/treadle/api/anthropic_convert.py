@@ -9,8 +9,8 @@ from treadle.api.anthropic_turns import chat_messages
 from treadle.api.body import generation
 from treadle.api.context import Context
 from treadle.api.fields import ChatBody
-from treadle.api.ports import ModelPort
-from treadle.errors import BadRequest
+from treadle.api.ports import SlotPort
+from treadle.errors import BadRequest, ModelNotFound
 
 ALIAS = "claude-"  # clients ask for several such models by name, all of them at this address
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
@@ -23,14 +23,20 @@ SAME = (
     "seed",
     "timeout",
     "cache_salt",
+    "speculation",
     "stream",
     "chat_template_kwargs",
 )
 
 
-def served_model(here: Context, name: str | None) -> ModelPort:
-    """The loaded model by its names, an empty one, or any `claude-*`. Raises NotReady, ModelNotFound."""
-    return here.served(None if name is not None and name.startswith(ALIAS) else name)
+def served_model(here: Context, name: str | None) -> SlotPort:
+    """The model by its names; any other `claude-*`, or no name, is the default one. Raises ModelNotFound."""
+    try:
+        return here.engine.find(name)
+    except ModelNotFound:
+        if name is None or not name.startswith(ALIAS):
+            raise
+        return here.engine.find(None)
 
 
 def chat_body(body: CountBody) -> ChatBody:
@@ -41,6 +47,7 @@ def chat_body(body: CountBody) -> ChatBody:
         "messages": chat_messages(body.system, body.messages),
         "stop": body.stop_sequences,
         "reasoning_effort": chat_effort(body.thinking, body.output_config.effort),
+        "thinking_budget": None if body.thinking is None else body.thinking.budget,
         "tools": [chat_tool(tool) for tool in body.tools],
         "tool_choice": None if body.tool_choice is None else chat_choice(body.tool_choice),
         "response_format": None if body.output_config.format is None else chat_format(body.output_config.format),

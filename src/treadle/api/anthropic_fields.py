@@ -51,11 +51,16 @@ class Part(BaseModel):
 
 
 class Thinking(Part):
-    """`thinking`. The budget is a wish: `max_tokens` is the limit. `display` may leave the text out."""
+    """`thinking`. `display` may leave the text out."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: int | None = Field(default=None, ge=1)
     display: Literal["summarized", "omitted"] | None = None
+
+    @property
+    def budget(self) -> int | None:
+        """Most tokens of thinking."""
+        return None if self.type == "disabled" else self.budget_tokens
 
     @property
     def omitted(self) -> bool:
@@ -127,6 +132,7 @@ class CountBody(BaseModel):
     seed: int | None = None
     timeout: Number | None = Field(default=None, gt=0)
     cache_salt: str = Field(default="", max_length=256)
+    speculation: bool = True
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
 
     def refuse_unknown(self) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from treadle.api.logprobs import ChatLogprobs
+from treadle.api.progress import PromptProgress
 from treadle.api.reply import Head, usage_object
 from treadle.api.sse import DONE, Frame, encode
 from treadle.output.stream import Event, Kind, ToolDelta
@@ -18,13 +19,21 @@ class ChatWriter:
     """Server-sent chunks. `logprobs` is None when none were asked for.
 
     With `usage` every ordinary chunk says `usage: null`, and one more chunk without choices carries the
-    counts; without it neither exists.
+    counts; without it neither exists. With `progress` a chunk with an empty delta tells how far a prompt is.
     """
 
-    def __init__(self, head: Head, num_choices: int, usage: bool, logprobs: ChatLogprobs | None) -> None:
+    def __init__(
+        self,
+        head: Head,
+        num_choices: int,
+        usage: bool,
+        logprobs: ChatLogprobs | None,
+        progress: PromptProgress | None = None,
+    ) -> None:
         self._head = head
         self._usage = usage
         self._logprobs = logprobs
+        self._progress = progress
         self._frames = [self._frame(index, "content") for index in range(num_choices)]
         self._reasoning = [self._frame(index, "reasoning_content") for index in range(num_choices)]
         self._calls: set[int] = set()  # choices with a tool call
@@ -34,11 +43,11 @@ class ChatWriter:
         return Frame(lambda text: self._chunk(index, {key: text}))
 
     def _chunk(
-        self, index: int, delta: dict[str, Any], logprobs: Any = None, finish: str | None = None
+        self, index: int, delta: dict[str, Any], logprobs: Any = None, finish: str | None = None, **more: Any
     ) -> dict[str, Any]:
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
         rest = {"usage": None} if self._usage else {}
-        return self._head.wrap(CHUNK, [choice], **rest)
+        return self._head.wrap(CHUNK, [choice], **rest, **more)
 
     def opening(self) -> bytes:
         """The role of each choice, once."""
@@ -47,7 +56,10 @@ class ChatWriter:
 
     def chunk(self, index: int, event: Event) -> bytes:
         data = b""
-        if self._logprobs is not None and event.logprobs:
+        if event.kind is Kind.PROGRESS:
+            if self._progress is not None:
+                data = encode(self._chunk(index, {}, prompt_progress=self._progress.of(index, event)))
+        elif self._logprobs is not None and event.logprobs:
             entries = {"content": self._logprobs.entries(event.logprobs), "refusal": None}
             data = encode(self._chunk(index, {"content": event.text}, entries))
         elif event.tool is not None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from treadle.api.echo import ScoredEchoes
 from treadle.api.logprobs import LegacyLogprobs, empty_block
 from treadle.api.outbox import KEEP_ALIVE
+from treadle.api.progress import PromptProgress
 from treadle.api.reply import Head, usage_object
 from treadle.api.sse import DONE, Frame, encode
-from treadle.output.stream import Event
+from treadle.output.stream import Event, Kind
 from treadle.types import Usage
 
 OBJECT = "text_completion"
@@ -20,11 +22,24 @@ def choice(index: int, text: str, logprobs: Any = None, finish: str | None = Non
 
 
 class CompletionWriter:
-    """Server-sent chunks. `echoes` has each choice's prompt, or an empty string; `logprobs` is None
-    when none were asked for. Usage chunks are as in chat."""
+    """Server-sent chunks. `echoes` has each choice's prompt, or an empty string, also where `scored` echoes it.
 
-    def __init__(self, head: Head, echoes: Sequence[str], usage: bool, logprobs: LegacyLogprobs | None) -> None:
+    `logprobs` is None when none were asked for. Usage and progress chunks are as in chat, the latter with an empty
+    text.
+    """
+
+    def __init__(
+        self,
+        head: Head,
+        echoes: Sequence[str],
+        usage: bool,
+        logprobs: LegacyLogprobs | None,
+        progress: PromptProgress | None = None,
+        scored: ScoredEchoes | None = None,
+    ) -> None:
         self._head = head
+        self._progress = progress
+        self._scored = scored
         self._echoes = echoes
         self._usage = usage
         self._logprobs = logprobs
@@ -33,9 +48,9 @@ class CompletionWriter:
     def _frame(self, index: int) -> Frame:
         return Frame(lambda text: self._chunk(choice(index, text)))
 
-    def _chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
+    def _chunk(self, choice: dict[str, Any], **more: Any) -> dict[str, Any]:
         rest = {"usage": None} if self._usage else {}
-        return self._head.wrap(OBJECT, [choice], **rest)
+        return self._head.wrap(OBJECT, [choice], **rest, **more)
 
     def opening(self) -> bytes:
         """The prompts to echo, or a comment: the client sees at once that it is served."""
@@ -43,8 +58,16 @@ class CompletionWriter:
         return b"".join(echoes) or KEEP_ALIVE
 
     def chunk(self, index: int, event: Event) -> bytes:
+        if self._scored is None:
+            return self._chunks(index, event)
+        return b"".join(self._chunks(*item) for item in self._scored.feed(index, event))
+
+    def _chunks(self, index: int, event: Event) -> bytes:
         data = b""
-        if self._logprobs is not None and event.logprobs:
+        if event.kind is Kind.PROGRESS:
+            if self._progress is not None:
+                data = encode(self._chunk(choice(index, ""), prompt_progress=self._progress.of(index, event)))
+        elif self._logprobs is not None and event.logprobs:
             block = self._logprobs.block(event, len(self._echoes[index]))
             data = encode(self._chunk(choice(index, event.text, block)))
         elif event.text:
@@ -62,14 +85,28 @@ class CompletionWriter:
 class CompletionCollector:
     """One `text_completion` object."""
 
-    def __init__(self, head: Head, echoes: Sequence[str], logprobs: LegacyLogprobs | None) -> None:
+    def __init__(
+        self,
+        head: Head,
+        echoes: Sequence[str],
+        logprobs: LegacyLogprobs | None,
+        scored: ScoredEchoes | None = None,
+    ) -> None:
         self._head = head
+        self._scored = scored
         self._logprobs = logprobs
         self._texts: list[list[str]] = [[echo] for echo in echoes]
         self._blocks = [empty_block() for _ in echoes]
         self._finish: list[str | None] = [None] * len(echoes)
 
     def add(self, index: int, event: Event) -> None:
+        if self._scored is None:
+            self._add(index, event)
+        else:
+            for item in self._scored.feed(index, event):
+                self._add(*item)
+
+    def _add(self, index: int, event: Event) -> None:
         self._texts[index].append(event.text)
         if self._logprobs is not None:
             start = len(self._texts[index][0])

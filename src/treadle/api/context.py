@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 from starlette.requests import Request
 
 from treadle.api.job import Jobs
-from treadle.api.ports import EnginePort, ModelPort
+from treadle.api.ports import EnginePort
 from treadle.config import Config
-from treadle.errors import ModelNotFound
 
 PROMPT_THREADS = 4
 
@@ -32,13 +31,6 @@ class Context:
     def max_body(self) -> int:
         """Largest request body in bytes."""
         return int(self.config.max_body_mb * 2**20)
-
-    def served(self, name: str | None) -> ModelPort:
-        """The loaded model, if `name` is one of its names or empty. Raises NotReady, ModelNotFound."""
-        model = self.engine.model
-        if name and name not in (model.name, model.source, self.config.model):
-            raise ModelNotFound(f"The model {name[:200]!r} is not served here; {model.name!r} is.", param="model")
-        return model
 
 
 def context(request: Request) -> Context:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from treadle.api.grammar import ConstrainedBody
+from treadle.output.reasoning import SWITCHES
 
 MAX_STOPS = 16
 MAX_CHOICES = 128
@@ -76,6 +77,8 @@ def _tools(value: Any) -> Any:
             raise ValueError(f"has a function ({index}) whose parameters are not a schema")
         if not isinstance(function.get("description"), str | None):
             raise ValueError(f"has a function ({index}) whose description is not text")
+        if not isinstance(function.get("strict"), bool | None):
+            raise ValueError(f"has a function ({index}) whose strict is not true or false")
     return value
 
 
@@ -132,11 +135,24 @@ class GenerationBody(ConstrainedBody):
     n: int = Field(default=1, ge=1, le=MAX_CHOICES)
     timeout: Number | None = Field(default=None, gt=0)
     cache_salt: str = Field(default="", max_length=256)
+    speculation: bool = True
+    return_progress: bool = False
+
+    @model_validator(mode="after")
+    def _progress_needs_a_stream(self) -> Self:
+        if self.return_progress and not self.stream:
+            raise ValueError("return_progress needs stream to be true")
+        return self
 
     @property
     def limit(self) -> int | None:
         """Most tokens to make; None: until the model ends or the context is full."""
         return self.max_tokens
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether the log probabilities of the prompt's tokens are reported too."""
+        return False
 
     @property
     def alternatives(self) -> int | None:
@@ -153,6 +169,7 @@ class ChatBody(GenerationBody):
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     reasoning_effort: Effort | None = None
+    thinking_budget: int | None = Field(default=None, ge=0)
     tools: Tools = Field(default_factory=list)
     tool_choice: ToolChoice = "auto"
     parallel_tool_calls: bool = True
@@ -169,12 +186,6 @@ class ChatBody(GenerationBody):
             raise ValueError("tool_choice asks for a call of a tool that is not among the tools")
         return self
 
-    @model_validator(mode="after")
-    def _calls_have_no_other_shape(self) -> Self:
-        if self.callable_tools and (shape := self.shape) is not None:
-            raise ValueError(f"{shape} together with tools is not supported yet unless tool_choice is none")
-        return self
-
     @property
     def callable_tools(self) -> list[dict[str, Any]]:
         """The tools that the model may call."""
@@ -189,6 +200,16 @@ class ChatBody(GenerationBody):
         return [tool for tool in self.tools if tool["function"]["name"] == name]
 
     @property
+    def strict_names(self) -> frozenset[str]:
+        """The functions whose arguments must follow their schema whenever they are called."""
+        return frozenset(tool["function"]["name"] for tool in self.tools if tool["function"].get("strict"))
+
+    @property
+    def thinking_off(self) -> bool:
+        """Whether the request itself asks for no reasoning."""
+        return self.reasoning_effort == "none" or any(self.chat_template_kwargs.get(name) is False for name in SWITCHES)
+
+    @property
     def limit(self) -> int | None:
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
@@ -201,14 +222,19 @@ class CompletionBody(GenerationBody):
     """`POST /v1/completions`."""
 
     prompt: Prompts
+    max_tokens: int | None = Field(default=None, ge=0)
     echo: bool = False
     logprobs: int | None = Field(default=None, ge=0, le=5)
 
     @model_validator(mode="after")
-    def _echo_has_no_logprobs(self) -> Self:
-        if self.echo and self.logprobs is not None:
-            raise ValueError("logprobs together with echo is not supported yet")
+    def _something_is_made_or_echoed(self) -> Self:
+        if self.max_tokens == 0 and not self.echo:
+            raise ValueError("max_tokens may be 0 only if echo is true")
         return self
+
+    @property
+    def scores_prompt(self) -> bool:
+        return self.echo and self.logprobs is not None
 
     @property
     def alternatives(self) -> int | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, Literal, Self
 
 import orjson
@@ -12,12 +11,9 @@ from treadle.api.ports import ModelPort
 from treadle.errors import BadRequest
 from treadle.grammar.compile import grammars_of
 from treadle.grammar.fault import GrammarError
-from treadle.output.form import Form
-from treadle.prompt.tokenise import encode
 from treadle.types import Constraint, Language
 
 GUIDED = ("guided_regex", "guided_choice", "guided_grammar")
-FINAL_CHANNEL = "<|channel|>final<|message|>"  # what stands before the answer of a model that writes channels
 MOST_CHARS = 100_000  # of a regular expression or a grammar
 FIELDS = {
     Language.JSON_OBJECT: "response_format",
@@ -90,14 +86,6 @@ def constraint_of(body: ConstrainedBody) -> Constraint | None:
     if body.response_format.json_schema is not None:
         return Constraint(Language.JSON_SCHEMA, orjson.dumps(body.response_format.json_schema.definition).decode())
     return Constraint(Language.JSON_OBJECT) if body.response_format.type == "json_object" else None
-
-
-def while_reasoning(constraint: Constraint | None, tokenizer: Any, form: Form) -> Constraint | None:
-    """The constraint for a reply of this form: one that begins inside reasoning is free until that is over."""
-    closer = FINAL_CHANNEL if form.harmony else form.markers.closer if form.markers and form.opened else ""
-    if constraint is None or not closer:
-        return constraint
-    return replace(constraint, after=tuple(int(id) for id in encode(tokenizer, closer, add_special_tokens=False)))
 
 
 def check_constraint(model: ModelPort, constraint: Constraint | None, field: str = "") -> None:

@@ -99,6 +99,8 @@ class Job:
             prompt_tokens=sum(usage.prompt_tokens for usage in prompts),
             completion_tokens=sum(usage.completion_tokens for _, usage in done),
             cached_tokens=sum(usage.cached_tokens for usage in prompts),
+            drafted_tokens=sum(usage.drafted_tokens for _, usage in done),
+            accepted_tokens=sum(usage.accepted_tokens for _, usage in done),
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +14,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-def _number(value: float) -> float:
+UNKNOWN = math.nan  # the log probability of a prompt's first token
+
+
+def _number(value: float) -> float | None:
     """JSON has no infinity: a token that cannot be drawn is reported as OpenAI does, with -9999."""
-    return max(value, -9999.0)
+    return None if math.isnan(value) else max(value, -9999.0)
 
 
 class ChatLogprobs:
@@ -51,7 +55,7 @@ class LegacyLogprobs:
             "text_offset": [start + offset for offset in event.offsets],
         }
 
-    def _alternatives(self, item: TokenLogprob) -> dict[str, float] | None:
+    def _alternatives(self, item: TokenLogprob) -> dict[str, float | None] | None:
         return {self._name(token): _number(logprob) for token, logprob in item.top} or None
 
     def _name(self, token: int) -> str:

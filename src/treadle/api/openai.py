@@ -16,16 +16,20 @@ from treadle.api.body import parse, read
 from treadle.api.chat import ChatCollector, ChatWriter
 from treadle.api.completions import CompletionCollector, CompletionWriter
 from treadle.api.context import Context, context
+from treadle.api.echo import ScoredEchoes
 from treadle.api.exchange import Streamed, Whole
 from treadle.api.fields import ChatBody, CompletionBody, GenerationBody
-from treadle.api.grammar import check_constraint, constraint_of, while_reasoning
+from treadle.api.grammar import check_constraint, constraint_of
 from treadle.api.job import Choice, Job
 from treadle.api.logprobs import ChatLogprobs, LegacyLogprobs
-from treadle.api.ports import ModelPort
+from treadle.api.ports import ModelPort, ResidentPort
+from treadle.api.progress import PromptProgress
 from treadle.api.prompts import Prompt, chat_prompts, completion_prompts
 from treadle.api.reply import Head
 from treadle.api.sampling import choice_seed, sampling
 from treadle.api.schema import body_schema
+from treadle.api.waiting import answer
+from treadle.metrics.request_log import log_prompt
 from treadle.output.pieces import pieces_of
 from treadle.output.reply import ReplyStream
 from treadle.output.stream import events
@@ -42,11 +46,20 @@ async def chat_completions(http: HttpRequest) -> Response:
     """One or more replies to a conversation."""
     here = context(http)
     body = parse(await read(http, here.max_body), ChatBody)
-    model, job, _ = await start(here, body, "chatcmpl-", chat_prompts)
+
+    async def reply(resident: ResidentPort) -> Response:
+        return await chat_reply(here, resident, body)
+
+    return await answer(here, here.engine.find(body.model), body.stream, reply)
+
+
+async def chat_reply(here: Context, resident: ResidentPort, body: ChatBody) -> Response:
+    model = resident.model
+    job, prompts = await start(here, resident, body, "chatcmpl-", chat_prompts)
     head = head_of(model, job)
     logprobs = None if body.alternatives is None else ChatLogprobs(model.tokenizer)
     if body.stream:
-        writer = ChatWriter(head, body.n, body.stream_options.include_usage, logprobs)
+        writer = ChatWriter(head, body.n, body.stream_options.include_usage, logprobs, progress_of(body, prompts))
         return Streamed(job, writer, here.config.keepalive_s)
     return Whole(job, ChatCollector(head, body.n, logprobs))
 
@@ -56,26 +69,45 @@ async def completions(http: HttpRequest) -> Response:
     """Continuations of one or more texts or token lists."""
     here = context(http)
     body = parse(await read(http, here.max_body), CompletionBody)
-    model, job, prompts = await start(here, body, "cmpl-", completion_prompts)
+
+    async def reply(resident: ResidentPort) -> Response:
+        return await completion_reply(here, resident, body)
+
+    return await answer(here, here.engine.find(body.model), body.stream, reply)
+
+
+async def completion_reply(here: Context, resident: ResidentPort, body: CompletionBody) -> Response:
+    model = resident.model
+    job, prompts = await start(here, resident, body, "cmpl-", completion_prompts)
     head = head_of(model, job)
-    echoes = [prompt.echo for prompt in prompts for _ in range(body.n)]
+    scored = ScoredEchoes(prompts, body.n) if body.scores_prompt else None
+    echoes = ["" if scored else prompt.echo for prompt in prompts for _ in range(body.n)]
     logprobs = None if body.alternatives is None else LegacyLogprobs(model.tokenizer)
     if body.stream:
-        writer = CompletionWriter(head, echoes, body.stream_options.include_usage, logprobs)
+        include_usage = body.stream_options.include_usage
+        writer = CompletionWriter(head, echoes, include_usage, logprobs, progress_of(body, prompts), scored)
         return Streamed(job, writer, here.config.keepalive_s)
-    return Whole(job, CompletionCollector(head, echoes, logprobs))
+    return Whole(job, CompletionCollector(head, echoes, logprobs, scored))
+
+
+def progress_of(body: GenerationBody, prompts: Sequence[Prompt]) -> PromptProgress | None:
+    if not body.return_progress:
+        return None
+    return PromptProgress([len(prompt.ids) for prompt in prompts for _ in range(body.n)])
 
 
 def head_of(model: ModelPort, job: Job) -> Head:
     return Head(job.id, job.created, model.name, f"fp_{model.revision[:16]}")
 
 
-async def start(here: Context, body: Body, prefix: str, build: Build[Body]) -> tuple[ModelPort, Job, Sequence[Prompt]]:
+async def start(
+    here: Context, resident: ResidentPort, body: Body, prefix: str, build: Build[Body]
+) -> tuple[Job, Sequence[Prompt]]:
     """Build the prompts and submit every choice. All errors known before generation are raised here."""
-    model = here.served(body.model)
+    model = resident.model
     drawn = sampling(body, model.defaults, model.caps.vocab_size)
     prompts = await asyncio.get_running_loop().run_in_executor(here.pool, prepared, model, body, build)
-    return model, submit(here, model, body, f"{prefix}{uuid.uuid4().hex}", prompts, drawn), prompts
+    return submit(here, resident, body, f"{prefix}{uuid.uuid4().hex}", prompts, drawn), prompts
 
 
 def prepared(model: ModelPort, body: Body, build: Build[Body]) -> list[Prompt]:
@@ -86,11 +118,11 @@ def prepared(model: ModelPort, body: Body, build: Build[Body]) -> list[Prompt]:
 
 
 def submit(
-    here: Context, model: ModelPort, body: GenerationBody, id: str, prompts: Sequence[Prompt], drawn: Sampling
+    here: Context, resident: ResidentPort, body: GenerationBody, id: str, prompts: Sequence[Prompt], drawn: Sampling
 ) -> Job:
     """`body.n` engine requests per prompt, in order, as one running job. If one is refused, none goes on."""
+    model = resident.model
     timeout_s = shortest(body.timeout, here.config.request_timeout_s)
-    constraint = constraint_of(body)
     job = Job(id, here.jobs)
     try:
         for index in range(len(prompts) * body.n):
@@ -103,10 +135,14 @@ def submit(
                 stop_ids=model.stop_ids,
                 timeout_s=timeout_s,
                 cache_salt=body.cache_salt,
+                speculation=body.speculation,
                 boundaries=prompt.boundaries,
-                constraint=prompt.constraint or while_reasoning(constraint, model.tokenizer, prompt.form),
+                constraint=prompt.constraint,
+                prompt_logprobs=body.scores_prompt and index % body.n == 0,
             )
-            stream = here.engine.submit(request)
+            stream = resident.submit(request)
+            if here.config.log_prompts:
+                here.pool.submit(log_prompt, model.tokenizer, request)
             made = events(aiter(stream), ReplyStream(model.tokenizer, body.stop, prompt.form), stream.abort)
             job.add(Choice(index, stream, made, counts_prompt=index % body.n == 0))
     except BaseException:

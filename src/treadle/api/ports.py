@@ -1,13 +1,16 @@
 """What the HTTP side needs of the engine, as types: the engine is handed in, never imported.
 
-`treadle.engine.engine.Engine` satisfies `EnginePort`, and so does any scripted engine of the tests.
+`treadle.engine.engine.Engine` satisfies `EnginePort`, `Slot` and `Resident` of its neighbours `SlotPort` and
+`ResidentPort`; and so does any scripted engine of the tests.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
+from treadle.metrics.recorder import Recorder
 from treadle.types import CacheReport, Caps, Output, Request
 
 
@@ -41,18 +44,82 @@ class StreamPort(Protocol):
     def __aiter__(self) -> AsyncIterator[Output]: ...
 
 
+class ResidentPort(Protocol):
+    """A model in memory. `submit` is called on the asyncio thread and raises at once."""
+
+    @property
+    def model(self) -> ModelPort: ...
+    def submit(self, request: Request) -> StreamPort: ...
+
+
+class FactsPort(Protocol):
+    """What stays known of a model that was loaded once."""
+
+    @property
+    def source(self) -> str: ...
+    @property
+    def revision(self) -> str: ...
+    @property
+    def caps(self) -> Caps: ...
+    @property
+    def chat_template(self) -> bool: ...
+
+
+class SlotPort(Protocol):
+    """One model by its name, loaded or not."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def aliases(self) -> Sequence[str]: ...
+    @property
+    def pinned(self) -> bool: ...
+    @property
+    def state(self) -> str:
+        """unloaded | loading | ready | failed"""
+        ...
+
+    @property
+    def failure(self) -> str | None: ...
+    @property
+    def num_bytes(self) -> int: ...
+    @property
+    def facts(self) -> FactsPort | None: ...
+    @property
+    def resident(self) -> ResidentPort | None: ...
+    def use(self) -> AbstractAsyncContextManager[ResidentPort]:
+        """The loaded model, which stays so while inside; waits for a load. Raises NotReady with the reason."""
+        ...
+
+    async def load(self) -> None:
+        """Raises NotReady with the reason."""
+        ...
+
+    async def unload(self) -> bool:
+        """Wait for what runs, then unload; whether it was loaded. Raises ModelInUse."""
+        ...
+
+
 class EnginePort(Protocol):
-    """The engine as the API sees it. `submit` is called on the asyncio thread and raises at once."""
+    """The engine as the API sees it."""
 
     @property
     def state(self) -> str: ...
     @property
     def failure(self) -> str | None: ...
     @property
-    def model(self) -> ModelPort: ...
+    def recorder(self) -> Recorder: ...
+    @property
+    def slots(self) -> Sequence[SlotPort]:
+        """All models; the first is the default."""
+        ...
+
+    def find(self, name: str | None) -> SlotPort:
+        """The model of that name, or that a rule gives it; the default one without a name. Raises ModelNotFound."""
+        ...
+
     def start(self) -> None: ...
     def counts(self) -> tuple[int, int]: ...
-    def submit(self, request: Request) -> StreamPort: ...
     async def cache_report(self) -> CacheReport:
         """The prefix cache between two steps of the loop. Raises NotReady when no loop runs."""
         ...
@@ -62,3 +129,7 @@ class EnginePort(Protocol):
         ...
 
     async def stop(self) -> None: ...
+
+
+class OneModelPort(EnginePort, ResidentPort, Protocol):
+    """An engine whose first model is asked without a server."""

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from treadle.api.fields import ChatBody, CompletionBody
-from treadle.api.grammar import check_constraint
+from treadle.api.grammar import constraint_of
 from treadle.api.ports import ModelPort
+from treadle.api.shape import shaped
 from treadle.errors import BadRequest, ContextLengthExceeded
 from treadle.output.detokenise import Detokeniser
-from treadle.output.form import Form, form_of, form_of_call, writes_calls
-from treadle.output.reasoning import markers_of, template_effort
+from treadle.output.form import Form, form_of, writes_calls
+from treadle.output.reasoning import template_effort
 from treadle.prompt.conversation import normalise
-from treadle.prompt.forced import CALL_START, call_schema
 from treadle.prompt.history import without_attribution
 from treadle.prompt.template import check_kwargs, render, takes_tools
 from treadle.prompt.tokenise import encode, encoder_of
 from treadle.prompt.tools import in_words
 from treadle.prompt.turns import boundaries
-from treadle.types import Constraint, Ids, Language
+from treadle.types import Constraint, Ids
 
 CHARS_PER_TOKEN = 8  # a text with more characters than this per token of context is counted in pieces first
 PIECE_CHARS = 16_384
@@ -32,13 +31,15 @@ MARGIN = 1.25  # a cut adds a few tokens, so only what is over by this much is o
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt for the engine, where its messages start, and its text where the reply must repeat it.
+    """One prompt for the engine, where its messages start, and its text where the reply must repeat it; with the
+    characters before each id where these are reported.
 
-    `form`: what its replies may consist of beside text. `constraint`: what a forced call must look like.
+    `form`: what its replies may consist of beside text. `constraint`: what they must look like.
     """
 
     ids: Ids
     echo: str = ""
+    offsets: tuple[int, ...] = ()
     boundaries: tuple[int, ...] = ()
     form: Form = PLAIN
     constraint: Constraint | None = None
@@ -50,20 +51,14 @@ def chat_prompts(model: ModelPort, body: ChatBody) -> list[Prompt]:
     text = chat_text(model, body)
     ids = _encoded(model, text, "messages", special=False)
     starts = boundaries(tokenizer, ids)
-    if body.forced_tools:
-        call = Constraint(Language.JSON_SCHEMA, json.dumps(call_schema(body.forced_tools)))
-        check_constraint(model, call, "tools")
-        return [Prompt(ids, boundaries=starts, form=form_of_call(body.forced_tools, CALL_START), constraint=call)]
     native, single = has_native_tools(tokenizer), not body.parallel_tool_calls
     form = form_of(tokenizer, text, body.callable_tools, native=native, single=single)
-    return [Prompt(ids, boundaries=starts, form=form)]
+    form, constraint = shaped(model, body, text, form, native=native)
+    return [Prompt(ids, boundaries=starts, form=form, constraint=constraint)]
 
 
 def chat_text(model: ModelPort, body: ChatBody) -> str:
-    """The messages as the model's own template writes them; tools in words where it cannot. Raises BadRequest.
-
-    With a forced call it ends where the call begins, behind reasoning if the template opens that.
-    """
+    """The messages as the model's own template writes them; tools in words where it cannot. Raises BadRequest."""
     tokenizer, tools = model.tokenizer, body.callable_tools
     effort = template_effort(str(tokenizer.chat_template or ""), body.reasoning_effort)
     variables = effort | check_kwargs(body.chat_template_kwargs)
@@ -71,11 +66,7 @@ def chat_text(model: ModelPort, body: ChatBody) -> str:
     native = has_native_tools(tokenizer)
     if not native:
         messages = in_words(messages, tools)
-    text = render(tokenizer, messages, tools if native else None, model=model.name, **variables)
-    if not body.forced_tools:
-        return text
-    markers = markers_of(tokenizer)
-    return text + (f"\n{markers.closer}\n\n" if markers and markers.opened_by(text) else "") + CALL_START
+    return render(tokenizer, messages, tools if native else None, model=model.name, **variables)
 
 
 def has_native_tools(tokenizer: Any) -> bool:
@@ -85,14 +76,17 @@ def has_native_tools(tokenizer: Any) -> bool:
 
 def completion_prompts(model: ModelPort, body: CompletionBody) -> list[Prompt]:
     """Encode each prompt; token ids are taken as they are. Raises BadRequest, ContextLengthExceeded."""
-    return [_completion_prompt(model, prompt, body.echo) for prompt in body.prompt]
+    constraint = constraint_of(body)
+    return [replace(_completion_prompt(model, prompt, body), constraint=constraint) for prompt in body.prompt]
 
 
-def _completion_prompt(model: ModelPort, prompt: str | list[int], echo: bool) -> Prompt:
-    if isinstance(prompt, str):
-        return Prompt(_encoded(model, prompt, "prompt", special=True), prompt if echo else "")
-    ids = _checked(model, prompt)
-    return Prompt(ids, _text(model, prompt) if echo else "")
+def _completion_prompt(model: ModelPort, prompt: str | list[int], body: CompletionBody) -> Prompt:
+    ids = _encoded(model, prompt, "prompt", special=True) if isinstance(prompt, str) else _checked(model, prompt)
+    if not body.echo:
+        return Prompt(ids)
+    text, offsets = _read(model, ids)
+    echo = prompt if isinstance(prompt, str) else text
+    return Prompt(ids, echo, tuple(min(offset, len(echo)) for offset in offsets) if body.scores_prompt else ())
 
 
 def _encoded(model: ModelPort, text: str, param: str, *, special: bool) -> Ids:
@@ -134,6 +128,14 @@ def _fitting(model: ModelPort, ids: Ids, param: str) -> Ids:
     return ids
 
 
-def _text(model: ModelPort, ids: list[int]) -> str:
+def _read(model: ModelPort, ids: Ids) -> tuple[str, list[int]]:
+    """The text of the ids, and the characters before each of them."""
     detokeniser = Detokeniser(model.tokenizer)
-    return detokeniser.push(ids) + detokeniser.finish()
+    parts: list[str] = []
+    offsets: list[int] = []
+    length = 0
+    for id in ids.tolist():
+        offsets.append(length)
+        parts.append(detokeniser.push((id,)))
+        length += len(parts[-1])
+    return "".join(parts) + detokeniser.finish(), offsets

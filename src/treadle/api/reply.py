@@ -47,12 +47,16 @@ class Collector(Protocol):
     def reply(self, usage: Usage) -> Mapping[str, Any]: ...
 
 
-def usage_object(usage: Usage) -> dict[str, Any]:
-    """OpenAI's `usage`; cached tokens are part of the prompt's."""
+def usage_object(usage: Usage, reasoning_tokens: int = 0) -> dict[str, Any]:
+    """OpenAI's `usage`; cached tokens are part of the prompt's, and predictions are those of speculation, if any."""
+    predicted = {
+        "accepted_prediction_tokens": usage.accepted_tokens,
+        "rejected_prediction_tokens": usage.drafted_tokens - usage.accepted_tokens,
+    }
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-        "completion_tokens_details": {"reasoning_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": reasoning_tokens, **(predicted if usage.drafted_tokens else {})},
     }

@@ -13,23 +13,27 @@ from starlette.responses import Response
 
 from treadle.api.body import checked, json_object, read
 from treadle.api.context import context
-from treadle.api.errors import error_response, json_response
+from treadle.api.errors import error_response
 from treadle.api.exchange import Streamed, Whole
 from treadle.api.fields import ChatBody
 from treadle.api.logprobs import ChatLogprobs
 from treadle.api.openai import start
-from treadle.api.ports import ModelPort
+from treadle.api.ports import ModelPort, ResidentPort
 from treadle.api.prompts import chat_prompts
 from treadle.api.responses_body import ResponsesBody, chat_request, conversation, refuse_unknown, renamed
-from treadle.api.responses_reply import Keep, ResponseCollector, ResponseHead, ResponseWriter, refused
-from treadle.api.responses_store import ResponseStore
+from treadle.api.responses_items import Turns
+from treadle.api.responses_reply import Keep, ResponseCollector, ResponseHead, ResponseWriter, fault, refused
+from treadle.api.responses_stored import router as stored
+from treadle.api.responses_stored import store_of
 from treadle.api.responses_tools import functions, shown
 from treadle.api.schema import body_schema
 from treadle.api.sse import HEADERS
+from treadle.api.waiting import answer
 from treadle.api.wire import Wire
 from treadle.errors import ContextLengthExceeded
 
 router = APIRouter()
+router.include_router(stored)
 
 
 @router.post("/responses", include_in_schema=False)
@@ -39,13 +43,24 @@ async def responses(http: Request) -> Response:
     here = context(http)
     body = checked(json_object(await read(http, here.max_body)), ResponsesBody)
     refuse_unknown(body)
-    model = here.served(body.model)
+    slot = here.engine.find(body.model)
     before = (*store_of(http).history(body.previous_response_id), *(body.input or ()))
     turns = conversation(body, before[: len(before) - len(body.input or ())])
     chat = chat_request(body, turns)
+
+    async def reply(resident: ResidentPort) -> Response:
+        return await response_reply(http, resident, body, chat, turns, before)
+
+    return await answer(here, slot, body.stream, reply, fault)
+
+
+async def response_reply(
+    http: Request, resident: ResidentPort, body: ResponsesBody, chat: ChatBody, turns: Turns, before: tuple[Any, ...]
+) -> Response:
+    here, model = context(http), resident.model
     try:
         with renamed(turns):
-            model, job, _ = await start(here, chat, "resp_", chat_prompts)
+            job, _ = await start(here, resident, chat, "resp_", chat_prompts)
     except ContextLengthExceeded as error:
         if not body.stream:
             raise
@@ -57,26 +72,6 @@ async def responses(http: Request) -> Response:
         return Whole(job, ResponseCollector(head, logprobs, keep))
     writer = ResponseWriter(head, logprobs, keep)
     return Streamed(job, writer, here.config.keepalive_s, Wire(writer.silence, writer.fault, error_response))
-
-
-@router.get("/v1/responses/{id}")
-async def response(http: Request, id: str) -> Response:
-    """A finished response that was stored."""
-    return json_response(store_of(http).get(id))
-
-
-@router.delete("/v1/responses/{id}")
-async def delete(http: Request, id: str) -> Response:
-    """Forget a response; those that continue it stay."""
-    store_of(http).delete(id)
-    return json_response({"id": id, "object": "response", "deleted": True})
-
-
-def store_of(http: Request) -> ResponseStore:
-    """The store of the application that got `http`."""
-    found = http.app.state.responses
-    assert isinstance(found, ResponseStore)
-    return found
 
 
 def forget(response: dict[str, Any]) -> None:

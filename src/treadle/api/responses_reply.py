@@ -182,6 +182,11 @@ def refused(head: ResponseHead, error: TreadleError) -> bytes:
     return Numbers().encode([*making.opening(), making.failed(error)])
 
 
+def fault(error: TreadleError) -> bytes:
+    """The whole of a stream whose response could not even be begun."""
+    return Numbers().encode([{"type": "error", "code": error.code, "message": error.message, "param": error.param}])
+
+
 def failed(head: ResponseHead, error: TreadleError, output: list[dict[str, Any]]) -> Payload:
     """`response.failed` with the error's code; clients compact on a context error and repeat most others."""
     code = "rate_limit_exceeded" if isinstance(error, QueueFull) else error.code or "server_error"

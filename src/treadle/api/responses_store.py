@@ -50,6 +50,11 @@ class ResponseStore:
         """Raises NotFound."""
         return self._used(id).response
 
+    def before(self, id: str) -> tuple[Item, ...]:
+        """The items that the response followed. Raises NotFound."""
+        found = self._used(id)
+        return found.items[: len(found.items) - len(found.response["output"])]
+
     def delete(self, id: str) -> None:
         """Raises NotFound."""
         self._bytes -= self._used(id).size

@@ -73,16 +73,17 @@ async def tokenize(http: Request) -> Response:
     here = context(http)
     values = json_object(await read(http, here.max_body))
     body = checked(values, TokeniseBody)
-    model = here.served(body.model)
-    if body.prompt is not None and body.messages is None:
-        special = True if body.add_special_tokens is None else body.add_special_tokens
-        work = partial(ids_of, model, body.prompt, "prompt", special)
-    elif body.messages is not None and body.prompt is None:
-        work = partial(chat_ids, model, chat_of(values), body.add_special_tokens or False)
-    else:
-        raise BadRequest("Give either prompt or messages.", param="prompt")
-    tokens = await in_pool(here, work)
-    return json_response({"tokens": tokens, "count": len(tokens), "max_model_len": model.caps.context_length})
+    async with here.engine.find(body.model).use() as resident:
+        model = resident.model
+        if body.prompt is not None and body.messages is None:
+            special = True if body.add_special_tokens is None else body.add_special_tokens
+            work = partial(ids_of, model, body.prompt, "prompt", special)
+        elif body.messages is not None and body.prompt is None:
+            work = partial(chat_ids, model, chat_of(values), body.add_special_tokens or False)
+        else:
+            raise BadRequest("Give either prompt or messages.", param="prompt")
+        tokens = await in_pool(here, work)
+        return json_response({"tokens": tokens, "count": len(tokens), "max_model_len": model.caps.context_length})
 
 
 @router.post("/v1/detokenize", openapi_extra=body_schema(DetokeniseBody))
@@ -90,8 +91,8 @@ async def detokenize(http: Request) -> Response:
     """The text of ids, special tokens included."""
     here = context(http)
     body = checked(json_object(await read(http, here.max_body)), DetokeniseBody)
-    model = here.served(body.model)
-    return json_response({"text": await in_pool(here, partial(text_of, model, body.tokens))})
+    async with here.engine.find(body.model).use() as resident:
+        return json_response({"text": await in_pool(here, partial(text_of, resident.model, body.tokens))})
 
 
 @router.post("/v1/apply-template", openapi_extra=body_schema(TemplateBody))
@@ -100,8 +101,8 @@ async def apply_template(http: Request) -> Response:
     here = context(http)
     values = json_object(await read(http, here.max_body))
     body = checked(values, TemplateBody)
-    model = here.served(body.model)
-    return json_response({"prompt": await in_pool(here, partial(chat_text, model, chat_of(values)))})
+    async with here.engine.find(body.model).use() as resident:
+        return json_response({"prompt": await in_pool(here, partial(chat_text, resident.model, chat_of(values)))})
 
 
 @router.post("/v1/embeddings")
@@ -109,7 +110,7 @@ async def embeddings(http: Request) -> Response:
     """A refusal: models that generate text are served here, not models that embed it."""
     here = context(http)
     name = json_object(await read(http, here.max_body)).get("model")
-    model = here.served(name if isinstance(name, str) else None)
+    model = here.engine.find(name if isinstance(name, str) else None)
     raise BadRequest(
         f"{model.name} is not an embedding model; embeddings are not served here.",
         param="model",

@@ -44,6 +44,7 @@ class Reason(StrEnum):
     IDLE = "idle"
     BUDGET = "budget"
     PRESSURE = "pressure"
+    UNLOAD = "unload"  # its model is gone
 
 
 class Evictable(Protocol):

@@ -7,80 +7,17 @@ buffers. Engine thread only. Arrays may be lazy; nothing here evaluates.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
 
-from treadle.cache.columns import BatchColumns, Columns, SoloColumns, round_up
+from treadle.cache.columns import BatchColumns, Columns, SoloColumns
+from treadle.cache.rows import Rows as Rows
+from treadle.cache.rows import held_columns
 from treadle.runtime import mlx_lm_module
 
 ArraysCache: Any = mlx_lm_module("models.cache").ArraysCache
-
-
-class Rows:
-    """Keys and values of one attention layer, [row slots, heads, column slots, dim] each.
-
-    Row slots beyond the live rows are spare, so that a join seldom copies. `columns` is shared with the layers of
-    the same kind and says where this step writes and reads.
-    """
-
-    def __init__(self, columns: Columns, additive: bool = False) -> None:
-        self.columns = columns
-        self.additive = additive
-        self.keys: Any = None
-        self.values: Any = None
-        self.reserve = 0  # columns to make room for at the first write
-
-    @property
-    def offset(self) -> Any:
-        return self.columns.offset
-
-    def make_mask(self, n: int, return_array: bool = False, window_size: int | None = None) -> Any:
-        additive = self.keys.dtype if self.additive and not return_array and self.keys is not None else None
-        return self.columns.make_mask(n, return_array, window_size, additive)
-
-    def update_and_fetch(self, keys: Any, values: Any) -> tuple[Any, Any]:
-        """Write this step's rows ([rows, heads, n, dim]) and return all that its queries can see."""
-        start, n = self.columns.index, keys.shape[2]
-        self._ensure(self.columns.num_rows, self.columns.read_to, keys, values)
-        rows = self.columns.num_rows
-        self.keys[:rows, :, start : start + n] = keys
-        self.values[:rows, :, start : start + n] = values
-        return self.keys_and_values()
-
-    def keys_and_values(self) -> tuple[Any, Any]:
-        """What the queries of this step can see; also asked by layers that share these rows."""
-        rows, start, end = self.columns.num_rows, self.columns.read_from, self.columns.read_to
-        if rows == self.keys.shape[0] and start == 0 and end == self.keys.shape[2]:
-            return self.keys, self.values
-        return self.keys[:rows, :, start:end], self.values[:rows, :, start:end]
-
-    def _ensure(self, rows: int, columns: int, keys: Any, values: Any) -> None:
-        """Grow the buffers so that `rows` x `columns` fit; `keys` and `values` tell shape and type."""
-        have = (0, 0) if self.keys is None else (self.keys.shape[0], self.keys.shape[2])
-        if rows <= have[0] and columns <= have[1]:
-            return
-        slots = have[0] if rows <= have[0] else 1 << (rows - 1).bit_length()
-        width = have[1] if columns <= have[1] else round_up(max(columns, self.reserve))
-        self.keys = _resized(self.keys, (slots, keys.shape[1], width, keys.shape[3]), keys.dtype)
-        self.values = _resized(self.values, (slots, values.shape[1], width, values.shape[3]), values.dtype)
-
-    def place(self, row: int, start: int, keys: Any, values: Any) -> None:
-        """Copy one sequence's rows ([1, heads, n, dim]) into a row slot."""
-        end = start + keys.shape[2]
-        self._ensure(row + 1, end, keys, values)
-        self.keys[row : row + 1, :, start:end] = keys
-        self.values[row : row + 1, :, start:end] = values
-
-    def drop(self, row: int, last: int) -> None:
-        if row != last and self.keys is not None and last < self.keys.shape[0]:
-            self.keys[row] = self.keys[last]
-            self.values[row] = self.values[last]
-
-    def arrays(self) -> list[Any]:
-        return [] if self.keys is None else [self.keys, self.values]
 
 
 class State(ArraysCache):  # type: ignore[misc]
@@ -111,11 +48,12 @@ class Stack:
         return self.children[i]
 
 
-def _resized(old: Any, shape: tuple[int, ...], dtype: Any) -> Any:
-    new = mx.zeros(shape, dtype)
-    if old is not None:
-        new[: old.shape[0], :, : old.shape[2]] = old
-    return new
+def _where(rows: Any, before: Any, after: Any) -> Any:
+    """`before` in the rows that are set, `after` in the others; what did not exist was zeros."""
+    if after is None:
+        return before
+    chosen = rows.reshape(-1, *[1] * (after.ndim - 1))
+    return mx.where(chosen, mx.zeros_like(after) if before is None else before, after)
 
 
 def _stacked(a: Any, b: Any, rows: int) -> Any:
@@ -172,7 +110,7 @@ class Layers:
         """Bytes per token of all layers of a kind, by window; only after a step, when shapes are known."""
         sizes = dict.fromkeys(self.columns, 0)
         for r in self.rows:
-            sizes[r.columns.window] += sum(a.nbytes // (a.shape[0] * a.shape[2]) for a in r.arrays())
+            sizes[r.columns.window] += r.token_bytes()
         return sizes
 
     def reserve(self, num_tokens: int) -> None:
@@ -197,6 +135,8 @@ class Layers:
             columns.end()
         for state in self.states:
             state.lengths = None
+        for r in self.rows:
+            r.settle()
         self._lengths = [a + b for a, b in zip(self._lengths, self._counts, strict=True)]
 
     def rewind(self, row: int, n: int) -> None:
@@ -206,6 +146,20 @@ class Layers:
         for columns in self.columns.values():
             columns.rewind(row, n)
         self._lengths[row] -= n
+
+    def states_now(self) -> list[list[Any]]:
+        """The recurrent layers of all rows, for `go_back`: references, because steps replace arrays."""
+        return [list(state.cache) for state in self.states]
+
+    def go_back(self, states: Sequence[Sequence[Any]], counts: Mapping[int, int]) -> None:
+        """Take back the last step, of `counts[row]` tokens, for some rows; `states` are those from before it."""
+        for row, n in counts.items():
+            for columns in self.columns.values():
+                columns.rewind(row, n)
+            self._lengths[row] -= n
+        refused = mx.array([row in counts for row in range(self.num_rows)])
+        for state, before in zip(self.states, states, strict=True):
+            state.cache = [_where(refused, a, b) for a, b in zip(before, state.cache, strict=True)]
 
     def set_length(self, length: int) -> None:
         """Say how many tokens were put into a single sequence's layers from outside."""
@@ -231,10 +185,9 @@ class Layers:
         for window, columns in self.columns.items():
             source = other.columns[window]
             assert isinstance(columns, BatchColumns) and isinstance(source, SoloColumns)
-            row, start = columns.place(source.length, source.index)
+            row, start = columns.take_over(source)
             for mine, theirs in zip(self._of(columns), other._of(source), strict=True):
-                if theirs.keys is not None:
-                    mine.place(row, start, theirs.keys[:, :, : source.index], theirs.values[:, :, : source.index])
+                mine.adopt(row, start, theirs)
         for a, b in zip(self.states, other.states, strict=True):
             a.join(b, self.num_rows)
         self._lengths.append(other.lengths[0])
@@ -264,12 +217,9 @@ class Layers:
         copies: dict[int, Any] = {}
         twin: Any
         for window, held in self.columns.items():
-            length, pick = self._pick(held, row)
-            columns[window] = SoloColumns(window, length, length - pick.num)
+            columns[window] = alone = held.alone(row, len(held_columns(held, row)))
             for r in self._of(held):
-                copies[id(r)] = twin = Rows(columns[window], r.additive)
-                if r.keys is not None:
-                    twin.keys, twin.values = pick(r.keys), pick(r.values)
+                copies[id(r)] = r.twin(row, alone)
         for state, arrays in zip(self.states, self.state_of(row), strict=True):
             copies[id(state)] = twin = State(len(arrays))
             twin.cache = arrays
@@ -280,11 +230,6 @@ class Layers:
     def _of(self, columns: Columns) -> list[Rows]:
         return [r for r in self.rows if r.columns is columns]
 
-    def _pick(self, columns: Columns, row: int) -> tuple[int, _Pick]:
-        if isinstance(columns, SoloColumns):
-            return columns.length, _Pick(row, np.arange(columns.index))
-        return columns.lengths[row], _Pick(row, columns.held(row))
-
     def _switch(self, window: int | None, new: Columns) -> None:
         for r in self._of(self.columns[window]):
             r.columns = new
@@ -294,16 +239,16 @@ class Layers:
         """From exact layout to rows. Buffers stay as they are."""
         for window, columns in self.columns.items():
             if isinstance(columns, SoloColumns):
-                batch = BatchColumns(window)
-                batch.place(columns.length, columns.index)
+                batch = columns.opened()
+                batch.take_over(columns)
                 self._switch(window, batch)
 
     def _close(self) -> None:
         """From one remaining row to exact layout; moves columns only where they are not in order."""
         for window, columns in self.columns.items():
-            length, pick = self._pick(columns, 0)
-            self._map(columns, pick)
-            self._switch(window, SoloColumns(window, length, length - pick.num))
+            for r in self._of(columns):
+                r.isolate(r, 0)
+            self._switch(window, columns.alone(0, len(held_columns(columns, 0))))
 
     def _trim(self, count: int) -> None:
         """Drop what windows have passed and holes that batches leave, where that pays."""
@@ -322,24 +267,6 @@ class Layers:
         for r in self._of(columns):
             if r.keys is not None:
                 r.keys, r.values = f(r.keys), f(r.values)
-
-
-class _Pick:
-    """Cut one row's columns out of a buffer, as a slice when they lie together."""
-
-    def __init__(self, row: int, columns: Any) -> None:
-        self.row = row
-        self.columns = columns
-        self.num = len(columns)
-
-    def __call__(self, buffer: Any) -> Any:
-        line = buffer[self.row : self.row + 1]
-        if self.num == 0:
-            return mx.contiguous(line[:, :, :0])
-        first = int(self.columns[0])
-        if int(self.columns[-1]) - first + 1 == self.num and (np.diff(self.columns) == 1).all():
-            return mx.contiguous(line[:, :, first : first + self.num])
-        return mx.take(line, mx.array(self.columns), axis=2)
 
 
 def _rebuilt(cache: Any, copies: dict[int, Any]) -> Any:

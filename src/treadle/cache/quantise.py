@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import mlx.core as mx
@@ -91,7 +92,7 @@ class Packed:
         """
         if not 0 <= start < end <= self.num_tokens:
             raise ValueError(f"no tokens {start} to {end} in {self.num_tokens} packed ones")
-        return self._with([mx.contiguous(a[:, :, start:end]) for a in self.arrays()])
+        return self.with_arrays([mx.contiguous(a[:, :, start:end]) for a in self.arrays()])
 
     @staticmethod
     def concatenate(parts: Sequence[Packed]) -> Packed:
@@ -99,7 +100,7 @@ class Packed:
         if len({(part.scheme, part.dtype) for part in parts}) != 1:
             raise ValueError("packed rows join only where scheme and type are the same")
         columns = zip(*(part.arrays() for part in parts), strict=True)
-        return parts[0]._with([mx.concatenate(list(column), axis=2) for column in columns])
+        return parts[0].with_arrays([mx.concatenate(list(column), axis=2) for column in columns])
 
     def unpack(self) -> Any:
         """The rows [1, heads, n, dim] in their first type, each value off by half a scale at most (before rotation).
@@ -107,10 +108,15 @@ class Packed:
         Needs float32 rows as working memory while it is evaluated: evaluate layer by layer where memory is short.
         """
         scales, biases = self.scales.astype(mx.float32), self.biases.astype(mx.float32)
-        rows = mx.dequantize(self.weights, scales, biases, self.scheme.group_size, self.scheme.bits)
-        return (_rotated(rows) if self.scheme.rotate else rows).astype(self.dtype)
+        if self.scheme.bits == 8 and on_cpu():  # a third of the time of `mx.dequantize` there
+            codes = self.weights.view(mx.uint8).astype(mx.float32)
+            groups = codes.reshape(*scales.shape, self.scheme.group_size)
+            rows = (groups * scales[..., None] + biases[..., None]).reshape(codes.shape)
+        else:
+            rows = mx.dequantize(self.weights, scales, biases, self.scheme.group_size, self.scheme.bits)
+        return (rotated(rows) if self.scheme.rotate else rows).astype(self.dtype)
 
-    def _with(self, arrays: Sequence[Any]) -> Packed:
+    def with_arrays(self, arrays: Sequence[Any]) -> Packed:
         weights, scales, biases = arrays
         return Packed(weights, scales, biases, self.scheme, self.dtype)
 
@@ -126,7 +132,7 @@ def pack(rows: Any, scheme: Scheme) -> Packed:
     if dim % scheme.group_size:
         raise ValueError(f"groups of {scheme.group_size} do not divide the head size {dim}")
     values = rows.astype(mx.float32)
-    values = _rotated(values) if scheme.rotate else values
+    values = rotated(values) if scheme.rotate else values
     groups = values.reshape(*rows.shape[:-1], dim // scheme.group_size, scheme.group_size)
     biases = _to_bfloat16(low := groups.min(-1, keepdims=True), away=low < 0)
     above = groups - biases.astype(mx.float32)
@@ -136,6 +142,12 @@ def pack(rows: Any, scheme: Scheme) -> Packed:
     return Packed(weights, scales.squeeze(-1), biases.squeeze(-1), scheme, rows.dtype)
 
 
+@lru_cache(maxsize=1)
+def on_cpu() -> bool:
+    """Whether MLX computes on the CPU."""
+    return not (mx.metal.is_available() or mx.cuda.is_available())
+
+
 def _joined(codes: Any, bits: int) -> Any:
     """uint8 codes [..., dim] as uint32 words, lowest bits first."""
     if bits == 4:
@@ -143,7 +155,7 @@ def _joined(codes: Any, bits: int) -> Any:
     return codes.view(mx.uint32)
 
 
-def _rotated(values: Any) -> Any:
+def rotated(values: Any) -> Any:
     """Rotate each head in blocks of the largest power of two that divides its size; twice is the identity.
 
     Powers of two alone, because MLX's matrices for 20 and 28 are not their own inverses, and because its CPU kernel

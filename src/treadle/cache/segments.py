@@ -16,6 +16,7 @@ import mlx.core as mx
 from treadle.cache import quantise
 from treadle.cache.layers import Layers
 from treadle.cache.node import Node, Root
+from treadle.cache.pieces import Piece, arrays_of, cut, mapped, num_tokens
 from treadle.cache.transfer import read_rows
 
 
@@ -77,25 +78,31 @@ class Live:
 
 
 class Owned:
-    """Keys and values by turns, [1, heads, n, dim] each, cut to size; evaluated here."""
+    """Keys and values by turns, [1, heads, n, ..] each, cut to size; evaluated here. They are in the form in which the
+    layers have them: exact, or packed where the layers are."""
 
     tier = "memory"
 
-    def __init__(self, tensors: Sequence[Any]) -> None:
-        mx.eval(list(tensors))
+    def __init__(self, tensors: Sequence[Piece]) -> None:
+        mx.eval([arrays_of(t) for t in tensors])
         self.tensors = list(tensors)
         self.nbytes = sum(t.nbytes for t in self.tensors)
 
+    @property
+    def exact(self) -> bool:
+        return not any(isinstance(t, quantise.Packed) for t in self.tensors)
+
     def split(self, at: int) -> tuple[Owned, Owned]:
-        head, tail = ([mx.contiguous(t[:, :, part]) for t in self.tensors] for part in (slice(at), slice(at, None)))
+        n = num_tokens(self.tensors[0]) if self.tensors else at
+        head, tail = ([cut(t, a, b) for t in self.tensors] for a, b in ((0, at), (at, n)))
         return Owned(head), Owned(tail)
 
-    def read(self, used: int) -> list[Any]:
-        return [t[:, :, :used] for t in self.tensors]
+    def read(self, used: int) -> list[Piece]:
+        return [mapped(t, lambda a: a[:, :, :used]) for t in self.tensors]
 
 
 class Packed:
-    """Quantised rows; tensors that cannot be quantised stay as they are."""
+    """Exact rows that were quantised while they rest; tensors that cannot be quantised stay as they are."""
 
     tier = "quantised"
 

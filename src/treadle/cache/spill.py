@@ -7,7 +7,7 @@ prompt would have one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -17,6 +17,8 @@ from treadle.cache.disk import DiskTier
 from treadle.cache.disk_format import Tensor
 from treadle.cache.disk_keys import BLOCK, block_keys, state_key
 from treadle.cache.node import Node, Root
+from treadle.cache.pieces import Piece, cut, joined
+from treadle.cache.quantise import Packed, Scheme
 from treadle.cache.segments import Live, Owned, rows_of
 from treadle.cache.transfer import Snapshot
 from treadle.cache.tree import Tree
@@ -32,6 +34,7 @@ DTYPES: dict[str, Any] = {
 }
 TAGS = {dtype: tag for tag, dtype in DTYPES.items()}
 STATE = "state"
+PARTS = 3  # arrays of a packed piece
 
 
 class Spill:
@@ -77,7 +80,7 @@ class Spill:
             start = keys.index(key) * BLOCK
             tensors = _rows(path, start, start + BLOCK)
             if tensors:
-                return self._put(key, _tensors(tensors))
+                return self._put(key, _tensors(_named(tensors)))
         for node in path:
             for checkpoint in node.checkpoints:
                 held = checkpoint.value
@@ -115,29 +118,27 @@ class Spill:
             return
         if rest:
             pieces.append(rest)
-        rows = [mx.concatenate(list(parts), axis=2) for parts in zip(*pieces, strict=True)]
+        rows = [joined(parts) for parts in zip(*pieces, strict=True)]
         end = held.position if held is not None else (first + len(pieces)) * BLOCK
         if end > known:
             offset = first * BLOCK
-            leaf = tree.insert(
-                root, ids[:end], lambda a, b: Owned([mx.contiguous(t[:, :, a - offset : b - offset]) for t in rows])
-            )
+            leaf = tree.insert(root, ids[:end], lambda a, b: Owned([cut(t, a - offset, b - offset) for t in rows]))
             if held is not None:
                 tree.add_checkpoint(leaf, held.position, held)
 
-    def _blocks(self, keys: Sequence[bytes]) -> list[list[Any]]:
+    def _blocks(self, keys: Sequence[bytes]) -> list[list[Piece]]:
         """The blocks up to the first that cannot be read."""
-        found: list[list[Any]] = []
+        found: list[list[Piece]] = []
         for key in keys:
             tensors = self.tier.get(key)
             if tensors is None:
                 break
-            found.append([_array(t) for t in tensors])
+            found.append(_pieces({t.name: _array(t) for t in tensors}))
         return found
 
     def _snapshot(
         self, base: bytes, keys: Sequence[bytes], ids: Ids, positions: Sequence[int]
-    ) -> tuple[Snapshot | None, list[Any] | None]:
+    ) -> tuple[Snapshot | None, list[Piece] | None]:
         """The first of `positions` that is stored, with the rows after its last full block."""
         for position in positions:
             key = state_key(base, keys, ids[:position], STATE)
@@ -156,50 +157,79 @@ def _root_bytes(node: Node) -> bytes:
     return repr(node.parent.key).encode()
 
 
-def _rows(path: Sequence[Node], start: int, end: int) -> list[Any]:
-    """The rows [start, end) of a path: one array per layer for keys, one for values, by turns."""
+def _rows(path: Sequence[Node], start: int, end: int) -> list[Piece]:
+    """The rows [start, end) of a path: one piece per layer for keys, one for values, by turns."""
     parts = []
     for node in path:
         a, b = max(start, node.start), min(end, node.end)
         if a < b:
             read = rows_of(node).read(b - node.start)
-            parts.append([t[:, :, a - node.start :] for t in read])
-    return [mx.contiguous(mx.concatenate(list(line), axis=2)) for line in zip(*parts, strict=True)]
+            parts.append([cut(t, a - node.start, b - node.start) for t in read])
+    return [joined(line) for line in zip(*parts, strict=True)]
 
 
-def _tensors(arrays: Sequence[Any], names: Sequence[str] | None = None) -> list[Tensor]:
+def _named(pieces: Sequence[Piece], letters: str = "kv") -> dict[str, Any]:
+    """Arrays by name: "k0" (keys of the first layer), "v0", ...; of a packed one "k0.<part>.<form>" for its arrays."""
+    named: dict[str, Any] = {}
+    for i, piece in enumerate(pieces):
+        name = f"{letters[i % len(letters)]}{i // len(letters)}"
+        if isinstance(piece, Packed):
+            scheme = piece.scheme
+            form = f"{scheme.bits}.{scheme.group_size}.{scheme.rotate:d}.{TAGS[piece.dtype]}"
+            named |= {f"{name}.{j}.{form}": a for j, a in enumerate(piece.arrays())}
+        else:
+            named[name] = piece
+    return named
+
+
+def _pieces(named: Mapping[str, Any]) -> list[Piece]:
+    """What `_named` named, in order."""
+    found: dict[str, Piece] = {}
+    parts: dict[str, list[Any]] = {}
+    for full, array in named.items():
+        name, *form = full.split(".")
+        if not form:
+            found[name] = array
+            continue
+        parts.setdefault(name, []).append(array)
+        if len(parts[name]) == PARTS:
+            weights, scales, biases = parts[name]
+            bits, group_size, rotate = (int(x) for x in form[1:4])
+            found[name] = Packed(weights, scales, biases, Scheme(bits, group_size, bool(rotate)), DTYPES[form[4]])
+    return list(found.values())
+
+
+def _tensors(named: Mapping[str, Any]) -> list[Tensor]:
     """Copies in the machine's memory, which the writer may keep."""
-    mx.eval(list(arrays))
-    names = names or [f"{'kv'[i % 2]}{i // 2}" for i in range(len(arrays))]
-    raw = [np.array(a.reshape(-1).view(mx.uint8)) for a in arrays]
-    return [Tensor(name, TAGS[a.dtype], tuple(a.shape), data) for name, a, data in zip(names, arrays, raw, strict=True)]
+    mx.eval(list(named.values()))
+    raw = {name: np.array(a.reshape(-1).view(mx.uint8)) for name, a in named.items()}
+    return [Tensor(name, TAGS[a.dtype], tuple(a.shape), raw[name]) for name, a in named.items()]
 
 
 def _array(tensor: Tensor) -> Any:
     return mx.array(np.frombuffer(tensor.raw, np.uint8)).view(DTYPES[tensor.dtype]).reshape(tensor.shape)
 
 
-def _packed(held: Snapshot, rest: Sequence[Any]) -> list[Tensor]:
-    """A snapshot as named arrays: "at" (position, floor), "<s|w><layer>.<array>.<arrays>", and "r<i>" for `rest`."""
+def _packed(held: Snapshot, rest: Sequence[Piece]) -> list[Tensor]:
+    """A snapshot as named arrays: "at" (position, floor), "<s|w><layer>.<array>.<arrays>", and "r<i>.." for `rest`."""
     named: dict[str, Any] = {"at": mx.array([held.position, held.floor], mx.int32)}
     for letter, lines in (("s", held.states), ("w", held.windows)):
         for i, line in enumerate(lines):
             named |= {f"{letter}{i}.{j}.{len(line)}": a for j, a in enumerate(line) if a is not None}
-    named |= {f"r{i}": a for i, a in enumerate(rest)}
-    return _tensors(list(named.values()), list(named))
+    return _tensors(named | _named(rest, "r"))
 
 
-def _unpacked(tensors: Sequence[Tensor]) -> tuple[Snapshot, list[Any]]:
+def _unpacked(tensors: Sequence[Tensor]) -> tuple[Snapshot, list[Piece]]:
     lines: dict[str, dict[int, list[Any]]] = {"s": {}, "w": {}}
-    rest: dict[int, Any] = {}
+    rest: dict[str, Any] = {}
     position = floor = 0
     for tensor in tensors:
         if tensor.name == "at":
             position, floor = _array(tensor).tolist()
         elif tensor.name[0] == "r":
-            rest[int(tensor.name[1:])] = _array(tensor)
+            rest[tensor.name] = _array(tensor)
         else:
             i, j, size = (int(x) for x in tensor.name[1:].split("."))
             lines[tensor.name[0]].setdefault(i, [None] * size)[j] = _array(tensor)
     states, windows = (tuple(tuple(lines[x][i]) for i in sorted(lines[x])) for x in "sw")
-    return Snapshot(position, floor, states, windows), [rest[i] for i in sorted(rest)]
+    return Snapshot(position, floor, states, windows), _pieces(rest)

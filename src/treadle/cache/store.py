@@ -17,8 +17,9 @@ from dataclasses import dataclass, field
 import mlx.core as mx
 
 from treadle.cache.budget import Budget, Evictions, Reason, plan_eviction
+from treadle.cache.columns import SoloColumns
 from treadle.cache.layers import Layers
-from treadle.cache.node import Match, Node, deepest_checkpoint
+from treadle.cache.node import Match, Node, Root, deepest_checkpoint
 from treadle.cache.segments import Holder, Live, Owned, Packed, is_live, rows_of
 from treadle.cache.spill import Spill
 from treadle.cache.transfer import Snapshot, fill, full_rows, needs_snapshots, snapshot
@@ -278,6 +279,19 @@ class Store:
             self.spill.clear()
         return before - self.tree.totals.nbytes
 
+    def drop(self, revision: Hashable) -> None:
+        """Forget what is not in use of a model that is unloaded: everything whose root's key begins with it.
+
+        The disk keeps its files, and gets what it lacks as far as its writer has room.
+        """
+        while self.spill is not None and self.spill.save_one(self.tree):
+            pass
+        for node in self.tree.evict_order():
+            root = node.path()[0].parent
+            assert isinstance(root, Root) and isinstance(root.key, tuple)
+            if root.key[0] == revision:
+                self._evict(node, Reason.UNLOAD)
+
     def _evict(self, node: Node, reason: Reason) -> None:
         before = self.tree.totals.nbytes
         holder = node.payload.holder if isinstance(node.payload, Live) and node.payload.holder.parked else None
@@ -309,7 +323,7 @@ class Store:
                 self._cut(payload.holder, 0)
                 payload.holder.lose()
                 payload = node.payload
-            if isinstance(payload, Owned):
+            if isinstance(payload, Owned) and payload.exact:
                 packed = Packed.of(payload, node.length, self.settings.bits, self.settings.group_size)
                 self.tree.replace_payload(node, packed)
                 return True
@@ -346,8 +360,5 @@ def _reach(holder: Holder, most: int) -> int:
         return length
     if layers.states:
         return 0
-    for window, columns in layers.columns.items():
-        first = columns.first  # type: ignore[union-attr]
-        if window is not None and first > 0 and length - window + 1 < first:
-            return 0
-    return length
+    reaches = all(isinstance(columns, SoloColumns) and columns.reaches(length) for columns in layers.columns.values())
+    return length if reaches else 0

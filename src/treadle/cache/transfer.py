@@ -1,7 +1,7 @@
 """Moving what a sequence computed between layers and the prefix cache. Engine thread only; nothing is evaluated here.
 
-Rows of layers that keep all tokens travel by position. Recurrent layers, and the last rows of windowed ones, travel as
-a `Snapshot` of one position, because earlier positions are gone.
+Rows of layers that keep all tokens travel by position, packed ones as they are. Recurrent layers, and the last exact
+rows of windowed and packed ones, travel as a `Snapshot` of one position, because those of earlier positions are gone.
 """
 
 from __future__ import annotations
@@ -10,16 +10,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import mlx.core as mx
-import numpy as np
-
-from treadle.cache.columns import BatchColumns, Columns, SoloColumns
-from treadle.cache.layers import Layers, Rows
+from treadle.cache.columns import SoloColumns
+from treadle.cache.layers import Layers
+from treadle.cache.pieces import Piece, num_tokens
+from treadle.cache.rows import Rows, cut_columns, held_columns
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Snapshot:
-    """Recurrent and windowed layers of one sequence after `position` tokens.
+    """Recurrent layers and last exact rows of one sequence after `position` tokens.
 
     It serves any position from `floor` on: windowed rows can be cut at the end, recurrent state cannot.
     """
@@ -27,7 +26,7 @@ class Snapshot:
     position: int
     floor: int
     states: tuple[tuple[Any, ...], ...]
-    windows: tuple[tuple[Any, Any], ...]  # per windowed layer: keys, values [1, heads, held, dim]
+    windows: tuple[tuple[Any, Any], ...]  # per layer of `partial_rows`: keys, values [1, heads, held, dim]
 
     @property
     def nbytes(self) -> int:
@@ -43,19 +42,18 @@ def full_rows(layers: Layers) -> list[Rows]:
     return [r for r in layers.rows if r.columns.window is None]
 
 
-def windowed_rows(layers: Layers) -> list[Rows]:
-    return [r for r in layers.rows if r.columns.window is not None]
+def partial_rows(layers: Layers) -> list[Rows]:
+    """The layers that keep exact rows of the last tokens only: windowed ones, and packed ones."""
+    return [r for r in layers.rows if r.columns.partial]
 
 
-def read_rows(layers: Layers, row: int, start: int, end: int) -> list[Any]:
-    """Copies of the rows of tokens [start, end): keys and values by turns, [1, heads, n, dim] each."""
-    full = full_rows(layers)
-    held = _held(full[0].columns, row)[start:end] if full else None  # layers of a kind share their columns
-    return [_cut(a, row, held) for r in full for a in (r.keys, r.values)]
+def read_rows(layers: Layers, row: int, start: int, end: int) -> list[Piece]:
+    """Copies of the rows of tokens [start, end): keys and values by turns, [1, heads, n, ..] each."""
+    return [piece for r in full_rows(layers) for piece in r.read(row, start, end)]
 
 
 def needs_snapshots(layers: Layers) -> bool:
-    return bool(layers.states) or any(window is not None for window in layers.columns)
+    return bool(layers.states) or any(columns.partial for columns in layers.columns.values())
 
 
 def snapshot(layers: Layers, row: int, back: int = 0) -> Snapshot:
@@ -64,28 +62,26 @@ def snapshot(layers: Layers, row: int, back: int = 0) -> Snapshot:
     position = layers.lengths[row] - back
     states = tuple(tuple(line) for line in layers.state_of(row))
     windows, floors = [], [position if states else 0]
-    for r in windowed_rows(layers):
-        window, held = r.columns.window, _held(r.columns, row)
-        assert window is not None
-        held = held[: len(held) - back][-window:] if back else held[-window:]
-        windows.append((_cut(r.keys, row, held), _cut(r.values, row, held)))
-        first = position - len(held)
-        floors.append(first + window - 1 if first > 0 else 0)
+    for r in partial_rows(layers):
+        held = held_columns(r.columns, row)
+        held = held[: len(held) - back]
+        n, floor = r.columns.needed(position, len(held))
+        held = held[len(held) - n :]
+        windows.append((cut_columns(r.keys, row, held), cut_columns(r.values, row, held)))
+        floors.append(floor)
     return Snapshot(position, max(floors), states, tuple(windows))
 
 
-def fill(layers: Layers, pieces: Sequence[Sequence[Any]], length: int, held: Snapshot | None) -> None:
+def fill(layers: Layers, pieces: Sequence[Sequence[Piece]], length: int, held: Snapshot | None) -> None:
     """Put `length` tokens into empty layers: `pieces` are consecutive results of `read_rows`."""
-    for window, columns in layers.columns.items():
+    for columns in layers.columns.values():
         assert isinstance(columns, SoloColumns)
-        columns.length = length
-        if window is not None:
-            columns.first = length
+        columns.start_at(length)
     for i, r in enumerate(full_rows(layers)):
         start = 0
         for piece in pieces:
-            r.place(0, start, piece[2 * i], piece[2 * i + 1])
-            start += piece[2 * i].shape[2]
+            r.put(start, piece[2 * i], piece[2 * i + 1])
+            start += num_tokens(piece[2 * i])
     layers.set_length(length)
     if held is not None:
         _restore(layers, held, length)
@@ -95,25 +91,8 @@ def _restore(layers: Layers, held: Snapshot, length: int) -> None:
     assert held.floor <= length <= held.position
     for state, line in zip(layers.states, held.states, strict=True):
         state.cache = list(line)
-    for r, (keys, values) in zip(windowed_rows(layers), held.windows, strict=True):
+    for r, (keys, values) in zip(partial_rows(layers), held.windows, strict=True):
         n = keys.shape[2] - (held.position - length)
         assert isinstance(r.columns, SoloColumns)
         r.columns.first = length - n
         r.place(0, 0, keys[:, :, :n], values[:, :, :n])
-
-
-def _held(columns: Columns, row: int) -> Any:
-    """The columns of a row's tokens, in order."""
-    if isinstance(columns, BatchColumns):
-        return columns.held(row)
-    return np.arange(columns.index)
-
-
-def _cut(buffer: Any, row: int, columns: Any) -> Any:
-    """A copy of some columns of one row, as one slice when they lie together."""
-    line = buffer[row : row + 1]
-    n = len(columns)
-    first = int(columns[0]) if n else 0
-    if n == 0 or int(columns[-1]) - first + 1 == n:
-        return mx.contiguous(line[:, :, first : first + n])
-    return mx.take(line, mx.array(columns), axis=2)

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from treadle import __version__
-from treadle.cli import chat, doctor, generate, models, serve
+from treadle.cli import bench_serve, chat, doctor, generate, models, serve, service, top
 from treadle.errors import ConfigError, TreadleError
 
 EXAMPLES = """
@@ -52,8 +52,11 @@ def root(
     """A local inference server for language models on MLX."""
 
 
-for command in (serve.serve, chat.chat, generate.generate, models.models, doctor.doctor):
+for command in (serve.serve, chat.chat, generate.generate, doctor.doctor, top.top):
     app.command()(command)
+app.add_typer(models.models, name="models")
+app.add_typer(bench_serve.bench, name="bench")
+app.add_typer(service.service, name="service")
 
 
 def main() -> None:

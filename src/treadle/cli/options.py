@@ -20,6 +20,10 @@ Model = Annotated[
         show_default=True,
     ),
 ]
+ModelsFile = Annotated[
+    str | None,
+    typer.Option(help="The file that names further models.", show_default="models.toml in the settings folder"),
+]
 ContextLength = Annotated[
     int | None,
     typer.Option(help="Most tokens of prompt and reply together.", show_default="what the model was trained for"),
@@ -27,6 +31,14 @@ ContextLength = Annotated[
 MemoryLimit = Annotated[
     float | None,
     typer.Option("--memory-limit-gb", help="Most memory for model and caches, in GB.", show_default="from the device"),
+]
+Speculation = Annotated[
+    str,
+    typer.Option(help="Where guesses at the next tokens come from: auto, lookup, draft or off; the text is the same."),
+]
+DraftModel = Annotated[
+    str,
+    typer.Option(help="A smaller model that guesses: a name, auto (one that is on disk already and fits) or none."),
 ]
 CacheGb = Annotated[
     float | None,
@@ -36,6 +48,14 @@ CacheGb = Annotated[
     ),
 ]
 CacheIdle = Annotated[float, typer.Option(help="Seconds until a computed prompt that nobody uses is dropped.")]
+KvBits = Annotated[
+    str,
+    typer.Option(
+        help='Bits of a running sequence\'s keys and values: auto, 16 (exact), 8, 4, or keys/values like "8/4".',
+    ),
+]
+KvGroupSize = Annotated[int, typer.Option(help="Values that share a scale in packed rows: 32, 64 or 128.")]
+KvRecent = Annotated[int, typer.Option(help="Newest tokens whose keys and values are read exactly.")]
 CacheQuantization = Annotated[
     str, typer.Option(help="How computed prompts that are not in use are kept: off (as they are), 8 or 4 bits.")
 ]
@@ -94,6 +114,32 @@ AllowedHosts = Annotated[
         help='A name by which clients may call the server; repeatable, "*" is all.',
         show_default="localhost, or any when --host is open to the network",
     ),
+]
+Host = Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 opens it to the network.")]
+Port = Annotated[int, typer.Option("--port", "-p", help="Port to listen on.")]
+MaxRows = Annotated[int, typer.Option(help="Most requests that are answered at once.")]
+MaxWaiting = Annotated[int, typer.Option(help="Most requests that wait; more get 429.")]
+OnBusy = Annotated[str, typer.Option(help="What a request meets while others run: batch, queue or preempt.")]
+PrefillChunk = Annotated[int, typer.Option(help="Most prompt tokens in one step.")]
+PrefillShare = Annotated[float, typer.Option(help="Share of the time for new prompts while replies stream.")]
+PrefillStall = Annotated[
+    float, typer.Option(help="Longest pause in seconds that a new prompt puts into running replies.")
+]
+RequestTimeout = Annotated[float | None, typer.Option(help="Most seconds for one request.", show_default="none")]
+Drain = Annotated[float, typer.Option(help="Seconds that running requests get to finish at shutdown.")]
+KeepAlive = Annotated[float, typer.Option(help="Longest silence of a stream in seconds before a comment is sent.")]
+MaxBody = Annotated[float, typer.Option(help="Largest request body in MB.")]
+RateLimit = Annotated[
+    int | None, typer.Option(help="Most requests per minute for each key or address.", show_default="none")
+]
+LogFormat = Annotated[str, typer.Option(help="How the log on stderr is written: text or json.")]
+LogPrompts = Annotated[bool, typer.Option("--log-prompts", help="Write the text of prompts into the log.")]
+ModelIdle = Annotated[
+    float | None,
+    typer.Option(help="Seconds until a model that nobody uses is unloaded.", show_default="never"),
+]
+ModelWait = Annotated[
+    float, typer.Option(help="Longest wait in seconds for a model that has to make room for another.")
 ]
 
 KEYS_VARIABLE = "TREADLE_API_KEYS"

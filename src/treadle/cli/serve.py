@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated
-
-import typer
 
 from treadle import runtime
 from treadle.cli import options
@@ -16,33 +13,25 @@ from treadle.config import Config
 
 def serve(
     model: options.Model = DEFAULTS["model"],
-    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 opens it to the network.")] = DEFAULTS[
-        "host"
-    ],
-    port: Annotated[int, typer.Option("--port", "-p", help="Port to listen on.")] = DEFAULTS["port"],
+    models_file: options.ModelsFile = DEFAULTS["models_file"],
+    model_idle_s: options.ModelIdle = DEFAULTS["model_idle_s"],
+    model_wait_s: options.ModelWait = DEFAULTS["model_wait_s"],
+    host: options.Host = DEFAULTS["host"],
+    port: options.Port = DEFAULTS["port"],
     context_length: options.ContextLength = DEFAULTS["context_length"],
-    max_rows: Annotated[int, typer.Option(help="Most requests that are answered at once.")] = DEFAULTS["max_rows"],
-    max_waiting: Annotated[int, typer.Option(help="Most requests that wait; more get 429.")] = DEFAULTS["max_waiting"],
-    on_busy: Annotated[
-        str, typer.Option(help="What a request meets while others run: batch, queue or preempt.")
-    ] = DEFAULTS["on_busy"],
-    prefill_chunk: Annotated[int, typer.Option(help="Most prompt tokens in one step.")] = DEFAULTS["prefill_chunk"],
-    prefill_share: Annotated[
-        float, typer.Option(help="Share of the time for new prompts while replies stream.")
-    ] = DEFAULTS["prefill_share"],
-    prefill_stall_s: Annotated[
-        float, typer.Option(help="Longest pause in seconds that a new prompt puts into running replies.")
-    ] = DEFAULTS["prefill_stall_s"],
-    request_timeout_s: Annotated[
-        float | None, typer.Option(help="Most seconds for one request.", show_default="none")
-    ] = DEFAULTS["request_timeout_s"],
-    drain_s: Annotated[float, typer.Option(help="Seconds that running requests get to finish at shutdown.")] = DEFAULTS[
-        "drain_s"
-    ],
-    keepalive_s: Annotated[
-        float, typer.Option(help="Longest silence of a stream in seconds before a comment is sent.")
-    ] = DEFAULTS["keepalive_s"],
+    max_rows: options.MaxRows = DEFAULTS["max_rows"],
+    max_waiting: options.MaxWaiting = DEFAULTS["max_waiting"],
+    on_busy: options.OnBusy = DEFAULTS["on_busy"],
+    prefill_chunk: options.PrefillChunk = DEFAULTS["prefill_chunk"],
+    prefill_share: options.PrefillShare = DEFAULTS["prefill_share"],
+    prefill_stall_s: options.PrefillStall = DEFAULTS["prefill_stall_s"],
+    request_timeout_s: options.RequestTimeout = DEFAULTS["request_timeout_s"],
+    drain_s: options.Drain = DEFAULTS["drain_s"],
+    keepalive_s: options.KeepAlive = DEFAULTS["keepalive_s"],
     memory_limit_gb: options.MemoryLimit = DEFAULTS["memory_limit_gb"],
+    kv_bits: options.KvBits = DEFAULTS["kv_bits"],
+    kv_group_size: options.KvGroupSize = DEFAULTS["kv_group_size"],
+    kv_recent: options.KvRecent = DEFAULTS["kv_recent"],
     cache_gb: options.CacheGb = DEFAULTS["cache_gb"],
     cache_idle_s: options.CacheIdle = DEFAULTS["cache_idle_s"],
     cache_quantization: options.CacheQuantization = DEFAULTS["cache_quantization"],
@@ -51,15 +40,17 @@ def serve(
     cache_dir: options.CacheDir = DEFAULTS["cache_dir"],
     cache_disk_gb: options.CacheDisk = DEFAULTS["cache_disk_gb"],
     checkpoint_every: options.CheckpointEvery = DEFAULTS["checkpoint_every"],
-    max_body_mb: Annotated[float, typer.Option(help="Largest request body in MB.")] = DEFAULTS["max_body_mb"],
+    speculation: options.Speculation = DEFAULTS["speculation"],
+    draft_model: options.DraftModel = DEFAULTS["draft_model"],
+    max_body_mb: options.MaxBody = DEFAULTS["max_body_mb"],
     api_keys: options.ApiKeys = DEFAULTS["api_keys"],
     allowed_origins: options.AllowedOrigins = DEFAULTS["allowed_origins"],
     allowed_hosts: options.AllowedHosts = DEFAULTS["allowed_hosts"],
-    rate_limit_per_minute: Annotated[
-        int | None, typer.Option(help="Most requests per minute for each key or address.", show_default="none")
-    ] = DEFAULTS["rate_limit_per_minute"],
+    rate_limit_per_minute: options.RateLimit = DEFAULTS["rate_limit_per_minute"],
+    log_format: options.LogFormat = DEFAULTS["log_format"],
+    log_prompts: options.LogPrompts = DEFAULTS["log_prompts"],
 ) -> None:
-    """Serve a model over HTTP with OpenAI's protocol.
+    """Serve models over HTTP with the protocols of OpenAI and Anthropic.
 
     treadle serve
 

@@ -13,12 +13,14 @@ from types import FrameType
 
 from treadle import __version__
 from treadle.api import server as http
+from treadle.cli.logs import log_to_stderr
 from treadle.cli.progress import bars
 from treadle.cli.session import settled
 from treadle.config import Config
 from treadle.engine.engine import Engine
-from treadle.models.load import LoadedModel, load_model
-from treadle.models.sources import resolve
+from treadle.metrics.request_log import log_finished
+from treadle.models.catalogue import read_catalogue
+from treadle.models.prepare import offer
 
 log = logging.getLogger(__name__)
 
@@ -33,13 +35,16 @@ def run(config: Config, listener: socket.socket) -> None:
     Raises:
         LoadError: the model cannot be loaded.
     """
-    _log_to_stderr()
-    engine = Engine(lambda: _load(config), config)
+    logs = log_to_stderr(config.log_format)
+    models = offer(config, read_catalogue(config.models_file), bars)
+    engine = Engine(models.first, config, models.others, models.rules)
+    engine.recorder.listener = log_finished
     server = Server(engine, config)
     with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
         runner.run(_serve(server, engine, listener))
     if any(thread.name == ENGINE_THREAD for thread in threading.enumerate()):
         # It loads or computes still: Python would tear MLX down under it, which ends in a crash.
+        logs.stop()
         sys.stdout.flush()
         os._exit(0)
 
@@ -60,14 +65,6 @@ class Server(http.Server):
             self.impatient = True
             self.events.call_soon_threadsafe(self.jobs.end)
         self.should_exit = True
-
-
-def _load(config: Config) -> LoadedModel:
-    """Download and load; runs on the engine thread."""
-    with bars() as report:
-        source = resolve(config.model, report)
-    log.info("Loading %s from %s.", source.name, source.path)
-    return load_model(source, config.context_length)
 
 
 async def _serve(server: Server, engine: Engine, listener: socket.socket) -> None:
@@ -97,10 +94,3 @@ def _announce(engine: Engine, host: str, port: int) -> None:
         f"on http://{shown}:{port}/v1",
         flush=True,
     )
-
-
-def _log_to_stderr() -> None:
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    logging.basicConfig(level=logging.WARNING, handlers=[handler])
-    logging.getLogger("treadle").setLevel(logging.INFO)

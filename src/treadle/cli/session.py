@@ -6,17 +6,18 @@ import asyncio
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from treadle import runtime
 from treadle.cli.progress import bars, waiting
 from treadle.config import Config
 from treadle.errors import EngineFault, LoadError
-from treadle.models.sources import resolve
+from treadle.models.catalogue import read_catalogue
 
 if TYPE_CHECKING:
     from treadle.api.fields import GenerationBody
-    from treadle.api.ports import EnginePort, ModelPort
+    from treadle.api.ports import EnginePort, ModelPort, OneModelPort
     from treadle.api.prompts import Prompt
     from treadle.output.stream import Event
 
@@ -31,7 +32,7 @@ def _unseen(text: str) -> None:
 class Session:
     """A ready engine and the event loop that runs while a reply is made."""
 
-    def __init__(self, engine: EnginePort, runner: asyncio.Runner) -> None:
+    def __init__(self, engine: OneModelPort, runner: asyncio.Runner) -> None:
         self._engine = engine
         self._runner = runner
 
@@ -107,17 +108,18 @@ def _parse(values: dict[str, Any], kind: type[Body]) -> Body:
 
 @contextmanager
 def opened(config: Config) -> Iterator[Session]:
-    """Download and load the model of `config`; the engine is stopped at the end. Raises LoadError."""
+    """Download and load the model of `config`; the engine is stopped at the end. Raises LoadError, ConfigError."""
     runtime.prepare()
-    with bars() as report:
-        source = resolve(config.model, report)
     from treadle.engine.engine import Engine
-    from treadle.models.load import load_model
+    from treadle.models.prepare import offer
+    from treadle.models.recipe import Prepared
 
-    engine = Engine(lambda: load_model(source, config.context_length), config)
+    model = offer(config, read_catalogue(config.models_file), bars).first
+    prepared: Prepared = model.prepare()
+    engine = Engine(replace(model, prepare=lambda: prepared), config)
     with asyncio.Runner() as runner:
         try:
-            with waiting(f"Loading {source.name}"):
+            with waiting(f"Loading {model.name}"):
                 runner.run(_started(engine))
             yield Session(engine, runner)
         finally:

@@ -1,12 +1,18 @@
-"""Sequences that decode together: the rows of one `Layers`, stepping with look-ahead. Engine thread only.
+"""Sequences that decode together: the rows of one `Layers`. Engine thread only.
 
-`launch` builds the next step on tokens that may still be lazy and starts it; the caller reads the step before it while
-the device works. Rows with a grammar need their last token for the mask of the next one, so a step with such a row is
-read before the next is launched. A row that leaves while a step is under way is simply skipped when that step is read.
+- A plain step (`launch`) feeds each row the token drawn last, which may still be lazy: the caller reads the step before
+  it while the device works. Rows with a grammar need their last token for the mask of the next one, so a step with such
+  a row is read before the next is launched.
+- A checked step (`check`) feeds what is pending and the drafts of each row, and draws behind every draft. Nothing may
+  be under way when it is launched, and `settle` says what stood before anything else is.
+
+A row that leaves while a step is under way is simply skipped when that step is read.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from collections.abc import Sequence as Several
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,35 +26,50 @@ from treadle.grammar.matcher import free_mask
 from treadle.grammar.vocabulary import mask_words
 from treadle.types import TokenLogprob
 
+Draft = tuple[int, ...]
+
 
 @dataclass(frozen=True, slots=True)
 class Flight:
-    """A step under way: one drawn token for each of `rows`, not read yet."""
+    """A step under way, not read yet: a drawn token for every line; row i has len(drafts[i]) + 1 lines."""
 
     rows: tuple[Sequence, ...]
     drawn: Drawn
+    drafts: tuple[Draft, ...]
+    fed: tuple[int, ...] = ()  # of a checked step: tokens that each row was fed, padding included
+    states: Any = None  # of a checked step: the recurrent layers before it
+
+    @property
+    def checked(self) -> bool:
+        return bool(self.fed)
 
     @property
     def urgent(self) -> bool:
-        """Whether it must be read at once: for somebody's first token, or for the next mask."""
-        return any(row.first_token is None or row.matcher is not None for row in self.rows)
+        """Whether it must be read at once: drafts, somebody's first token, or a mask that depends on it."""
+        return self.checked or any(row.first_token is None or row.matcher is not None for row in self.rows)
 
-    def read(self) -> list[Emission]:
-        """Wait for the device; one synchronisation for all rows."""
+    def read(self) -> list[list[Emission]]:
+        """Wait for the device, with one synchronisation for all rows; what was drawn, by row."""
         mx.eval(self.drawn.arrays())
         tokens: list[int] = self.drawn.tokens.tolist()
+        gaps = [None] * len(tokens) if self.drawn.gaps is None else self.drawn.gaps.tolist()
+        lines = [row for row, draft in enumerate(self.drafts) for _ in range(len(draft) + 1)]
+        found: list[list[Emission]] = [[] for _ in self.rows]
+        logprobs = self._logprobs(lines, tokens)
+        for line, row in enumerate(lines):
+            found[row].append(Emission(tokens[line], logprobs[line], gaps[line]))
+        return found
+
+    def _logprobs(self, lines: Several[int], tokens: Several[int]) -> list[TokenLogprob | None]:
         if self.drawn.logprobs is None:
-            return [Emission(token, None) for token in tokens]
+            return [None] * len(tokens)
         chosen = self.drawn.logprobs.tolist()
         ids, scores = (
             ([[]] * len(tokens),) * 2
             if self.drawn.top_ids is None
             else (self.drawn.top_ids.tolist(), self.drawn.top_logprobs.tolist())
         )
-        return [
-            Emission(token, _logprob(row, token, chosen[i], ids[i], scores[i]))
-            for i, (row, token) in enumerate(zip(self.rows, tokens, strict=True))
-        ]
+        return [_logprob(self.rows[row], tokens[i], chosen[i], ids[i], scores[i]) for i, row in enumerate(lines)]
 
 
 def _logprob(row: Sequence, token: int, chosen: float, ids: list[int], scores: list[float]) -> TokenLogprob | None:
@@ -67,6 +88,7 @@ class Group:
         self.layers: Any = None
         self.sampler = Sampler(vocab_size)
         self.flight: Flight | None = None
+        self.drafting = 0  # rows that brought drafts to the last checked step
         self._feed: Any = None  # int32 [rows]: the token each row is fed next, possibly lazy
 
     def join(self, sequence: Sequence) -> None:
@@ -81,8 +103,8 @@ class Group:
             sequence.holder.locate = lambda: (self.layers, self.rows.index(sequence))
         n = sequence.num_prompt
         self.sampler.join(sequence.request.sampling, sequence.tokens[:n], sequence.tokens[n:])
-        last = mx.array(sequence.tokens[-1:].astype(np.int32))
-        self._feed = last if self._feed is None else mx.concatenate([self._feed, last])
+        if self._feed is not None:
+            self._feed = mx.concatenate([self._feed, mx.array(sequence.tokens[-1:].astype(np.int32))])
         self.rows.append(sequence)
 
     def drop(self, sequence: Sequence) -> None:
@@ -98,27 +120,92 @@ class Group:
         order = list(range(last))
         if row != last:
             order[row] = last
-        self._feed = self._feed[mx.array(order)]
+        if self._feed is not None:
+            self._feed = self._feed[mx.array(order)]
 
     def launch(self) -> Flight:
-        """Start one step for all rows."""
+        """Start a plain step for all rows."""
+        if self._feed is None:
+            self._feed = mx.array([int(row.tokens[-1]) for row in self.rows], mx.int32)
         self.layers.begin([1] * len(self.rows))
         logits = self.model(self._feed[:, None], cache=self.layers.caches)[:, -1]
         self.layers.end()
-        mask = self._mask(logits)
+        nothing: tuple[Draft, ...] = ((),) * len(self.rows)
+        mask = self._mask(logits, nothing)
         for row in self.rows:
             row.computed += 1
             row.launched += 1
         drawn = self.sampler.draw(logits, [row.computed for row in self.rows], mask)
         self._feed = mx.maximum(drawn.tokens, 0)
         mx.async_eval(self._feed, *drawn.arrays())  # type: ignore[no-untyped-call]
-        return Flight(tuple(self.rows), drawn)
+        return Flight(tuple(self.rows), drawn, nothing)
 
-    def _mask(self, logits: Any) -> NDArray[np.uint32] | None:
-        """uint32 [rows, words] of the ids that may come next, made while the device computes; None: all may."""
-        matchers = [row.matcher for row in self.rows]
-        if not any(matchers):
+    def check(self, drafts: Mapping[Sequence, Draft], width: int = 0, gaps: bool = True) -> Flight:
+        """Start a checked step. `width`: tokens per row to pad to, where that is cheaper; `gaps`: measure them.
+
+        Rows without drafts ride along. No step may be under way.
+        """
+        assert self.flight is None
+        self._feed = None
+        mine = tuple(drafts.get(row, ()) for row in self.rows)
+        feeds = [[*row.tokens[row.computed :].tolist(), *draft] for row, draft in zip(self.rows, mine, strict=True)]
+        longest = max(feeds, key=len)
+        longest += [0] * (width - len(longest))
+        ids = np.zeros((len(feeds), len(longest)), np.int32)
+        for line, feed in zip(ids, feeds, strict=True):
+            line[: len(feed)] = feed
+        states = self.layers.states_now()
+        self.layers.begin([len(feed) for feed in feeds])
+        logits = self.model(mx.array(ids), cache=self.layers.caches)
+        self.layers.end()
+        logits = _lines(logits, [row.pending - 1 for row in self.rows], [len(draft) + 1 for draft in mine])
+        mask = self._mask(logits, mine)
+        positions = [len(r.tokens) + j for r, draft in zip(self.rows, mine, strict=True) for j in range(len(draft) + 1)]
+        drawn = self.sampler.check(logits, mine, positions, mask, gaps)
+        for row, feed in zip(self.rows, feeds, strict=True):
+            row.computed += len(feed)
+            row.launched += 1
+        return Flight(tuple(self.rows), drawn, mine, tuple(len(feed) for feed in feeds), states)
+
+    def settle(self, flight: Flight, taken: Several[Several[int]]) -> None:
+        """Take back what a checked step fed beyond what stands: `taken` are the tokens of each row that do.
+
+        Afterwards the last token taken, or the last one known if none was, is pending in every row, and with recurrent
+        layers all that a row with refused drafts was fed.
+        """
+        surplus = {}
+        for i, (row, tokens) in enumerate(zip(flight.rows, taken, strict=True)):
+            stands = row.pending + flight.fed[i] + len(tokens) - 1
+            if flight.fed[i] > stands:
+                surplus[i] = flight.fed[i] - stands
+            self.sampler.count(i, tokens)
+        if self.layers.states and surplus:
+            surplus = {i: flight.fed[i] for i in surplus}
+            self.layers.go_back(flight.states, surplus)
+        else:
+            for i, n in surplus.items():
+                self.layers.rewind(i, n)
+        for i, n in surplus.items():
+            flight.rows[i].computed -= n
+
+    def _mask(self, logits: Any, drafts: Several[Draft]) -> NDArray[np.uint32] | None:
+        """uint32 [lines, words] of the ids that may come next, made while the device computes; None: all may."""
+        if not any(row.matcher for row in self.rows):
             return None
         mx.async_eval(logits)  # type: ignore[no-untyped-call]
         words = mask_words(self.sampler.vocab_size)
-        return np.stack([free_mask(words) if m is None else m.mask() for m in matchers])
+        return np.concatenate(
+            [
+                np.stack([free_mask(words)] * (len(draft) + 1)) if row.matcher is None else row.matcher.masks(draft)
+                for row, draft in zip(self.rows, drafts, strict=True)
+            ]
+        )
+
+
+def _lines(logits: Any, starts: Several[int], counts: Several[int]) -> Any:
+    """[lines, vocab]: of each row of `logits` [rows, n, vocab], `counts` lines from `starts` on, row after row."""
+    if len(counts) == 1:
+        return logits[0, starts[0] : starts[0] + counts[0]]
+    rows = np.repeat(np.arange(len(counts)), counts)
+    columns = np.concatenate([np.arange(a, a + n) for a, n in zip(starts, counts, strict=True)])
+    return logits[mx.array(rows), mx.array(columns)]

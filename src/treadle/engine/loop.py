@@ -11,6 +11,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Several
 from typing import Any
 
 import mlx.core as mx
@@ -22,11 +23,12 @@ from treadle.engine import scheduler
 from treadle.engine.group import Flight, Group
 from treadle.engine.memory import Ledger
 from treadle.engine.reuse import Reuse
-from treadle.engine.sampling import NAN_TOKEN
+from treadle.engine.sampling import NAN_TOKEN, score
 from treadle.engine.sequence import Emission, Sequence, Stage
+from treadle.engine.speculation import Plan, Speculation
 from treadle.grammar.compile import Grammars
 from treadle.grammar.fault import GrammarError
-from treadle.types import Batching, Caps, Finish, Footprint, Output, Request
+from treadle.types import Batching, Caps, Finish, Footprint, Output, Request, TokenLogprob
 
 log = logging.getLogger("treadle.engine")
 
@@ -56,6 +58,7 @@ class Loop:
         reuse: Reuse | None = None,
         clock: Callable[[], float] = time.perf_counter,
         grammars: Callable[[], Grammars] = no_grammars,
+        speculation: Speculation | None = None,
     ) -> None:
         self.model = model
         self.caps = caps
@@ -65,6 +68,7 @@ class Loop:
         self.reuse = reuse or Reuse(None, caps, config.checkpoint_every)
         self.clock = clock
         self.grammars = grammars
+        self.speculation = speculation
         self.waiting: deque[Sequence] = deque()
         self.prefilling: list[Sequence] = []
         self.groups: list[Group] = []
@@ -148,20 +152,17 @@ class Loop:
     # 3-7: decode
 
     def _decode(self, group: Group) -> None:
-        """Launch the next step, then read the one before it while the device works.
-
-        A step that makes somebody's first token is read at once: it must not wait for the next one to be built. So is
-        a step with a grammar's row, whose next mask needs the token.
-        """
+        """One step of a group; afterwards the next one may be under way already."""
         began = self.clock()
         try:
-            launched = group.launch() if any(row.wants_more for row in group.rows) else None
-            flight, group.flight = group.flight, launched
-            if flight is not None:
-                self._settle(flight)
-            if launched is not None and launched.urgent:
-                group.flight = None
-                self._settle(launched)
+            if self.speculation is not None and group.flight is not None and self.speculation.foresees(group):
+                self._land(group)
+                self.speculation.landed(group)
+            plan = self.speculation.plan(group) if self.speculation and group.rows and not group.flight else None
+            if plan is not None:
+                self._checked_step(group, plan)
+            elif group.rows:
+                self._plain_step(group, began)
         except Exception as error:
             self._isolate(group, error)
         self.pacer.decoded(self.clock() - began)
@@ -172,32 +173,72 @@ class Loop:
                 self.ledger.grow(row.id, row.computed + CLEAR_EVERY)
             self.reuse.make_room(self.ledger.free)
 
+    def _plain_step(self, group: Group, began: float) -> None:
+        """Launch the next step, then read the one before it while the device works.
+
+        A step that makes somebody's first token is read at once: it must not wait for the next one to be built. So is
+        a step with a grammar's row, whose next mask needs the token.
+        """
+        launched = group.launch() if any(row.wants_more for row in group.rows) else None
+        flight, group.flight = group.flight, launched
+        if flight is not None:
+            self._settle(flight)
+        if launched is not None and launched.urgent:
+            group.flight = None
+            self._settle(launched)
+        if self.speculation is not None and launched is not None:
+            steady = flight is not None or (launched.urgent and all(r.first_token for r in launched.rows))
+            self.speculation.plain(launched.rows, self.clock() - began if steady else None)
+
+    def _land(self, group: Group) -> None:
+        """Read the step under way before the next is launched."""
+        flight, group.flight = group.flight, None
+        if flight is not None:
+            self._settle(flight)
+
     def _settle(self, flight: Flight) -> None:
-        for sequence, emission in zip(flight.rows, flight.read(), strict=True):
+        for sequence, emissions in zip(flight.rows, flight.read(), strict=True):
             if sequence.stage is Stage.DECODE:
                 sequence.launched -= 1
-                self._accept(sequence, emission)
+                self._accept(sequence, emissions)
 
-    def _accept(self, sequence: Sequence, emission: Emission) -> None:
-        """Commit one drawn token, or end the sequence."""
-        token = emission.token
-        if sequence.first_token is None:
+    def _checked_step(self, group: Group, plan: Plan) -> None:
+        """A step with drafts: launched, read, and what was refused taken back, before anything else."""
+        assert self.speculation is not None
+        began = self.clock()
+        drafts = {row: draft.tokens for row, draft in plan.drafts.items()}
+        flight = group.check(drafts, plan.width, gaps=self.speculation.noise > 0)
+        found = flight.read()
+        verdicts = self.speculation.judge(flight, found)
+        kept = [line[: verdict.taken] for line, verdict in zip(found, verdicts, strict=True)]
+        group.settle(flight, [[e.token for e in line] for line in kept])
+        self.speculation.settle(plan, flight, verdicts, self.clock() - began)
+        for sequence, line in zip(flight.rows, kept, strict=True):
+            sequence.launched -= 1
+            self._accept(sequence, line)
+
+    def _accept(self, sequence: Sequence, emissions: Several[Emission]) -> None:
+        """Commit drawn tokens in order, or end the sequence at the first that does."""
+        if emissions and sequence.first_token is None:
             sequence.first_token = self.clock()
-        if sequence.fault:
-            self._end(sequence, Finish.ERROR, error=sequence.fault)
-        elif token == NAN_TOKEN:
-            self._end(sequence, Finish.ERROR, error="The model produced values that are not numbers.")
-        elif token in sequence.request.stop_ids:
-            self._end(sequence, Finish.STOP, stop_id=token)
-        else:
-            sequence.commit(token)
-            logprobs = () if emission.logprob is None else (emission.logprob,)
-            if sequence.fault:
-                self._end(sequence, Finish.ERROR, error=sequence.fault)
-            elif (finish := sequence.ended) is not None:
-                self._end(sequence, finish, tokens=(token,), logprobs=logprobs)
-            else:
-                self._outputs.append(Output(sequence.id, (token,), logprobs))
+        tokens: list[int] = []
+        logprobs: list[TokenLogprob] = []
+        ending: dict[str, Any] = {}
+        for emission in emissions:
+            ending = _refusal(sequence, emission.token)
+            if not ending:
+                sequence.commit(emission.token)
+                ending = _fault(sequence)
+            if not ending:
+                tokens.append(emission.token)
+                logprobs += [] if emission.logprob is None else [emission.logprob]
+                ending = {} if sequence.ended is None else {"finish": sequence.ended}
+            if ending:
+                break
+        if ending:
+            self._end(sequence, tokens=tuple(tokens), logprobs=tuple(logprobs), **ending)
+        elif tokens:
+            self._outputs.append(Output(sequence.id, tuple(tokens), tuple(logprobs)))
 
     def _isolate(self, group: Group, error: Exception) -> None:
         """A shared step failed: compute each row once more alone; a row that fails alone ends with the error."""
@@ -208,6 +249,8 @@ class Loop:
                 self._end(sequence, Finish.ERROR, error=_sentence(error))
             else:
                 self.reuse.forget(sequence)
+                if self.speculation is not None:
+                    self.speculation.end(sequence, None)
                 sequence.restart()
                 self.ledger.release(sequence.id)
                 sequence.retried = sequence.alone = True
@@ -218,6 +261,8 @@ class Loop:
     def _prefill(self) -> None:
         """Compute one chunk of one sequence; a sequence with one token left joins a group."""
         allowance = self.pacer.allowance(bool(self.groups))
+        if allowance and not self.prefilling:
+            self._catch_up(allowance)
         if not self.prefilling or allowance == 0:
             return
         ready = [s for s in self.prefilling if s.layers is not None or not self.reuse.coming(s, self.prefilling)]
@@ -227,18 +272,30 @@ class Loop:
         try:
             if sequence.layers is None:
                 self.reuse.acquire(sequence, self.new_layers)
+                self._outputs.append(Output(sequence.id, prefilled=sequence.computed))  # what need not be computed
             n = min(self.ledger.chunk(allowance, len(sequence.tokens)), sequence.pending - 1)
+            n = scheduler.aligned(sequence.computed, n, self.config.prefill_chunk)
             self.reuse.make_room(self.ledger.free - self.ledger.activations(n, len(sequence.tokens)))
             self._chunk(sequence, self.reuse.up_to_checkpoint(sequence, n))
         except Exception as error:
             log.exception("Prefill of %s failed.", sequence.id)
             self._end(sequence, Finish.ERROR, error=_sentence(error))
 
+    def _catch_up(self, allowance: int) -> None:
+        """Let the draft model read a chunk of what a running sequence consists of."""
+        following = None if self.speculation is None else self.speculation.following
+        if following is not None and following.lagging():
+            began = self.clock()
+            n = following.catch_up(allowance)
+            self.pacer.prefilled(max(n, 1), self.clock() - began, bool(self.groups))
+
     def _chunk(self, sequence: Sequence, n: int) -> None:
         assert sequence.layers is not None
         if n:
             began = self.clock()
-            self._forward(sequence, sequence.layers, n)
+            scored = self._forward(sequence, sequence.layers, n)
+            if scored:
+                self._outputs.append(Output(sequence.id, prompt_logprobs=scored, prefilled=sequence.computed))
             self.reuse.publish(sequence)
             self.pacer.prefilled(n, self.clock() - began, bool(self.groups))
         if sequence.pending == 1:
@@ -246,19 +303,22 @@ class Loop:
         else:
             self._outputs.append(Output(sequence.id, prefilled=sequence.computed))
 
-    def _forward(self, sequence: Sequence, layers: Layers, n: int) -> None:
-        """Compute the rows of the next `n` tokens; their logits are never made."""
+    def _forward(self, sequence: Sequence, layers: Layers, n: int) -> tuple[TokenLogprob, ...]:
+        """Compute the rows of the next `n` tokens. Logits are made only to score the tokens behind them, if asked."""
         ids = sequence.tokens[sequence.computed : sequence.computed + n].astype(np.int32)
         others = mx.get_active_memory() - layers.nbytes
         mx.reset_peak_memory()
         layers.begin([n])
-        self.model(mx.array(ids)[None], cache=layers.caches)
+        logits = self.model(mx.array(ids)[None], cache=layers.caches)[0]
         layers.end()
+        following = sequence.tokens[sequence.computed + 1 : min(sequence.computed + n + 1, sequence.num_prompt)]
+        scored = score(logits, following, sequence.request.sampling) if sequence.request.prompt_logprobs else ()
         mx.eval(layers.arrays())
         sequence.computed += n
         self.ledger.observe(n, sequence.computed, mx.get_peak_memory() - others - layers.nbytes)
         if mx.get_cache_memory() > self.ledger.limit * SPARE_SHARE:
             mx.clear_cache()  # giving buffers back costs time, above all on CUDA, so a few are kept
+        return scored
 
     def _enter(self, sequence: Sequence) -> None:
         """Move a prefilled sequence into the group where it fits, or into one of its own."""
@@ -273,6 +333,8 @@ class Loop:
             self.groups.append(group)
         group.join(sequence)
         sequence.stage = Stage.DECODE
+        if self.speculation is not None:
+            self.speculation.begin(sequence)
 
     def _fits(self, group: Group, sequence: Sequence) -> bool:
         if self.caps.batching is Batching.NEVER or sequence.alone or any(row.alone for row in group.rows):
@@ -288,6 +350,8 @@ class Loop:
         else:
             self.reuse.release(sequence, made.get("stop_id"))
         if sequence.stage is Stage.DECODE:
+            if self.speculation is not None:
+                self.speculation.end(sequence, made.get("stop_id"))
             group = next((g for g in self.groups if sequence in g.rows), None)
             if group is not None:
                 group.drop(sequence)
@@ -301,6 +365,19 @@ class Loop:
         sequence.stage, sequence.finish, sequence.layers = Stage.DONE, finish, None
         sequence.stop_id, sequence.matcher = made.get("stop_id"), None
         self._outputs.append(Output(sequence.id, finish=finish, usage=sequence.usage(self.clock()), **made))
+
+
+def _fault(sequence: Sequence) -> dict[str, Any]:
+    return {"finish": Finish.ERROR, "error": sequence.fault} if sequence.fault else {}
+
+
+def _refusal(sequence: Sequence, token: int) -> dict[str, Any]:
+    """How the sequence ends instead of taking a drawn token; empty if it takes it."""
+    if token == NAN_TOKEN:
+        return {"finish": Finish.ERROR, "error": "The model produced values that are not numbers."}
+    if token in sequence.request.stop_ids and not sequence.fault:
+        return {"finish": Finish.STOP, "stop_id": token}
+    return _fault(sequence)
 
 
 def _sentence(error: Exception) -> str:

@@ -15,14 +15,32 @@ LEAST_CHUNK = 16
 
 
 class Ledger:
-    """Bytes promised to running sequences, under `limit`; `base` is taken before any (weights and the like)."""
+    """Bytes promised to running sequences, under `limit`; `base` is taken before any (weights and the like).
 
-    def __init__(self, footprint: Footprint, base: int, limit: int) -> None:
+    `peers`: the ledgers of all models of the process, which share the limit. This one joins them until `close`.
+    """
+
+    def __init__(self, footprint: Footprint, base: int, limit: int, peers: list[Ledger] | None = None) -> None:
+        self.peers = [] if peers is None else peers
         self.footprint = footprint
         self.base = base
         self.limit = limit
         self.correction = 1.0  # measured activations / estimated, at least 1
         self._promised: dict[str, int] = {}
+        self.peers.append(self)
+
+    def close(self) -> None:
+        """The model is gone: its bytes are the others'."""
+        self.peers.remove(self)
+
+    @property
+    def promised(self) -> int:
+        return sum(self._promised.values())
+
+    @property
+    def taken(self) -> int:
+        """Bytes of the weights and of what was promised."""
+        return self.base + self.promised
 
     def need(self, num_prompt: int, room: int) -> int:
         """Bytes for a request: its rows, and the smallest chunk over its whole prompt."""
@@ -30,7 +48,7 @@ class Ledger:
 
     def check(self, num_prompt: int, room: int) -> None:
         """Raises MemoryRefused when the request cannot fit even alone."""
-        need, most = self.need(num_prompt, room), self.limit - self.base
+        need, most = self.need(num_prompt, room), self.limit - sum(ledger.base for ledger in tuple(self.peers))
         if need > most:
             raise MemoryRefused(
                 f"This request needs about {_gb(need)} of memory, but the server may use {_gb(max(most, 0))} "
@@ -39,7 +57,7 @@ class Ledger:
 
     def fits(self, need: int) -> bool:
         """Whether a request may start beside the running ones. With none running it always may."""
-        return not self._promised or self.base + sum(self._promised.values()) + need <= self.limit
+        return not any(ledger.promised for ledger in self.peers) or need <= self.free
 
     def promise(self, id: str, need: int) -> None:
         self._promised[id] = need
@@ -52,7 +70,7 @@ class Ledger:
     @property
     def free(self) -> int:
         """Bytes that nobody was promised; the prefix cache may have them."""
-        return self.limit - self.base - sum(self._promised.values())
+        return self.limit - sum(ledger.taken for ledger in self.peers)
 
     def release(self, id: str) -> None:
         self._promised.pop(id, None)

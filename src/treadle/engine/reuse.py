@@ -44,13 +44,15 @@ class Reuse:
         self.failures: Counter[str] = Counter()
         self.note = "This model keeps a cache of its own that cannot be cut, so no prefix is reused." if foreign else ""
         self.revision = revision
-        self.snapshots = any(kind is not LayerKind.ROWS for kind in caps.layers)
+        self.kv = caps.kv
+        self.snapshots = not self.kv.exact or any(kind is not LayerKind.ROWS for kind in caps.layers)
         self.checkpoint_every = checkpoint_every
         self._common: dict[tuple[str, str], int] = {}
 
     def acquire(self, sequence: Sequence, new_layers: Callable[[], Layers]) -> None:
         """Give a sequence its layers: with the longest stored prefix, or empty ones."""
-        if self.store is None or not self._tried("look-up", lambda: self._lease(sequence, new_layers())):
+        scored = sequence.request.prompt_logprobs  # every token has to be computed
+        if self.store is None or scored or not self._tried("look-up", lambda: self._lease(sequence, new_layers())):
             sequence.layers, sequence.computed = new_layers(), 0
             sequence.layers.reserve(sequence.pending)
 
@@ -69,7 +71,7 @@ class Reuse:
     def _lease(self, sequence: Sequence, fresh: Layers) -> None:
         assert self.store is not None
         fresh.reserve(sequence.pending)
-        key = (self.revision, sequence.request.cache_salt)
+        key = (self.revision, sequence.request.cache_salt, *(() if self.kv.exact else (repr(self.kv),)))
         lease = self.store.acquire(key, sequence.tokens, fresh, self._positions(sequence))
         sequence.holder, sequence.layers, sequence.computed = lease.holder, lease.layers, lease.length
         layers = lease.layers
@@ -165,6 +167,12 @@ class Reuse:
             more = self.store is not None and self.store.tidy()
 
         return self._tried("upkeep", work) and more
+
+    def leave(self, revision: str) -> None:
+        """A model is unloaded: nobody continues its prefixes in memory. The disk keeps them."""
+        if self.store is not None:
+            store = self.store
+            self._tried("unloading", lambda: store.drop(revision))
 
     def close(self) -> None:
         """Let the disk tier write what waits."""

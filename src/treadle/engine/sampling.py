@@ -14,7 +14,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from treadle.types import Ids, Sampling
+from treadle.types import Ids, Sampling, TokenLogprob
 
 SHORTLIST = 64  # rows with 0 < top_k <= SHORTLIST never sort the whole vocabulary
 COLDEST = 1e-6  # lower temperatures are greedy: divided by them, logits could leave the range of float32
@@ -29,9 +29,11 @@ class Drawn:
     logprobs: Any = None  # float32 [n]: of the drawn token, before temperature and filters
     top_ids: Any = None  # int32 [n, k], best first
     top_logprobs: Any = None  # float32 [n, k]
+    gaps: Any = None  # float32 [n]: how far the drawn token was ahead of the next best, in logits
 
     def arrays(self) -> list[Any]:
-        return [a for a in (self.tokens, self.logprobs, self.top_ids, self.top_logprobs) if a is not None]
+        mine = (self.tokens, self.logprobs, self.top_ids, self.top_logprobs, self.gaps)
+        return [a for a in mine if a is not None]
 
 
 def random_keys(seeds: Sequence[int], positions: Sequence[int]) -> NDArray[np.uint32]:
@@ -79,25 +81,70 @@ class Sampler:
         Drawn tokens count at once for the penalties of the next draw.
         """
         table = self._table = self._table or _Table(self.rows, self.vocab_size)
+        drawn = self._drawn(logits, positions, mask, table, self._counts, gaps=False)
+        for row in table.penalised:
+            self._counts[row] = _counted(self._counts[row], drawn.tokens[row])
+        return drawn
+
+    def check(
+        self,
+        logits: Any,
+        drafts: Sequence[Sequence[int]],
+        positions: Sequence[int],
+        mask: NDArray[np.uint32] | None = None,
+        gaps: bool = True,
+    ) -> Drawn:
+        """What each row would draw behind each of its drafts: `logits` has len(draft) + 1 lines for every row in turn.
+
+        `positions` and `mask` have an entry per line. Nothing counts for the penalties until `count` is told.
+        """
+        sizes = [len(draft) + 1 for draft in drafts]
+        lines = [row for row, size in enumerate(sizes) for _ in range(size)]
+        table = _Table([self.rows[row] for row in lines], self.vocab_size)
+        counts: list[Any] = [None] * len(lines)
+        start = 0
+        for row, draft in enumerate(drafts):
+            seen = self._counts[row]
+            for j in range(len(draft) + 1) if seen else ():
+                counts[start + j] = seen
+                seen = _counted(seen, draft[j]) if j < len(draft) else seen
+            start += len(draft) + 1
+        return self._drawn(logits, positions, mask, table, counts, gaps)
+
+    def count(self, row: int, tokens: Sequence[int]) -> None:
+        """Tokens of a row that were checked and stand."""
+        if self._counts[row] is not None:
+            for token in tokens:
+                self._counts[row] = _counted(self._counts[row], token)
+
+    def _drawn(
+        self,
+        logits: Any,
+        positions: Sequence[int],
+        mask: NDArray[np.uint32] | None,
+        table: _Table,
+        counts: Sequence[Any],
+        gaps: bool,
+    ) -> Drawn:
+        """One token per line. `counts` are the lines' token counts, None where a line needs none."""
         logits = logits.astype(mx.float32)
         raw = logits
         if table.bias is not None:
             logits = logits + table.bias
         if table.penalised:
-            logits = self._penalise(logits, table)
+            logits = self._penalise(logits, table, counts)
         if mask is not None:
             logits = mx.where(_expanded(mask, self.vocab_size), logits, -mx.inf)
-        tokens = mx.argmax(logits, axis=-1).astype(mx.int32)
-        if table.random:
-            tokens = self._random(logits, tokens, positions, table)
-        self._count(tokens, table)
-        found = _logprobs(raw, tokens, table.num_top) if table.num_top is not None else ()
+        ranked = self._perturbed(logits, positions, table) if table.random else logits
+        tokens = mx.argmax(ranked, axis=-1).astype(mx.int32)
+        chosen, ids, scores = _logprobs(raw, tokens, table.num_top) if table.num_top is not None else (None, None, None)
+        ahead = _ahead(ranked, tokens) if gaps else None
         tokens = mx.where(mx.isnan(mx.sum(raw, axis=-1)), NAN_TOKEN, tokens)
-        return Drawn(tokens, *found)
+        return Drawn(tokens, chosen, ids, scores, ahead)
 
-    def _penalise(self, logits: Any, table: _Table) -> Any:
+    def _penalise(self, logits: Any, table: _Table, counts: Sequence[Any]) -> Any:
         zero = mx.zeros((self.vocab_size,), mx.int32)
-        rows = [c or (zero, zero) for c in self._counts]
+        rows = [c or (zero, zero) for c in counts]
         prompt, output = (mx.stack([r[i] for r in rows]) for i in (0, 1))
         scale = table.column("repetition_penalty")
         scaled = mx.where(logits > 0, logits / scale, logits * scale)
@@ -105,21 +152,37 @@ class Sampler:
         logits = logits - table.column("frequency_penalty") * output
         return logits - table.column("presence_penalty") * (output > 0)
 
-    def _count(self, tokens: Any, table: _Table) -> None:
-        for row in table.penalised:
-            prompt, output = self._counts[row]
-            self._counts[row] = (prompt, output.at[tokens[row]].add(1))
+    def _perturbed(self, logits: Any, positions: Sequence[int], table: _Table) -> Any:
+        """Logits whose greatest entry is the token to draw: with Gumbel noise where a line draws at random.
 
-    def _random(self, logits: Any, greedy: Any, positions: Sequence[int], table: _Table) -> Any:
-        rows = table.random
-        index = mx.array(rows)
-        scaled = logits[index] / table.column("temperature")[index]
-        floor = _floors(scaled, [self.rows[r] for r in rows])
+        The noise is multiplied by the temperature instead of the logits being divided by it, so that distances between
+        entries stay logits.
+        """
+        lines = table.random
+        index = mx.array(lines)
+        temperature = table.column("temperature")[index]
+        scaled = logits[index] / temperature
+        floor = _floors(scaled, [table.rows[i] for i in lines])
         if floor is not None:
             scaled = mx.where(scaled >= floor, scaled, -mx.inf)
-        keys = mx.array(random_keys([self.rows[r].seed for r in rows], [positions[r] for r in rows]))
-        drawn = mx.vmap(lambda line, key: mx.random.categorical(line, key=key))(scaled, keys).astype(mx.int32)
-        return drawn if len(rows) == len(self.rows) else _scattered(greedy, index, drawn)
+        keys = mx.array(random_keys([table.rows[i].seed for i in lines], [positions[i] for i in lines]))
+        noise = mx.vmap(lambda key: mx.random.gumbel((self.vocab_size,), key=key))(keys)
+        drawn = (scaled + noise) * temperature
+        return drawn if len(lines) == len(table.rows) else _scattered(logits, index, drawn)
+
+
+def score(logits: Any, tokens: Ids, sampling: Sampling) -> tuple[TokenLogprob, ...]:
+    """What the model gave to each of `tokens` by the line of `logits` [at least len(tokens), vocab] before it."""
+    if not len(tokens):
+        return ()
+    wanted = sampling.logprobs or 0
+    lines = logits[: len(tokens)].astype(mx.float32)
+    chosen, ids, scores = _logprobs(lines, mx.array(tokens.astype(np.int32)), wanted)
+    tops = [()] * len(tokens) if ids is None else zip(ids.tolist(), scores.tolist(), strict=True)
+    return tuple(
+        TokenLogprob(token, value, tuple(zip(*top, strict=True)))
+        for token, value, top in zip(tokens.tolist(), chosen.tolist(), tops, strict=True)
+    )
 
 
 class _Table:
@@ -160,6 +223,18 @@ def _expanded(mask: NDArray[np.uint32], vocab_size: int) -> Any:
 def _scattered(base: Any, index: Any, values: Any) -> Any:
     base[index] = values
     return base
+
+
+def _counted(counts: tuple[Any, Any], token: Any) -> tuple[Any, Any]:
+    """Counts with one more token of output; `token` is an int or a lazy scalar."""
+    prompt, output = counts
+    return prompt, output.at[token].add(1)
+
+
+def _ahead(ranked: Any, tokens: Any) -> Any:
+    best = mx.take_along_axis(ranked, tokens[:, None], axis=-1)[:, 0]
+    others = mx.where(mx.arange(ranked.shape[-1])[None] == tokens[:, None], -mx.inf, ranked)
+    return best - mx.max(others, axis=-1)
 
 
 def _floors(scaled: Any, rows: Sequence[Sampling]) -> Any:
@@ -206,12 +281,12 @@ def _cut(ordered: Any, rows: Sequence[Sampling]) -> Any:
     return mx.take_along_axis(ordered, last, axis=-1)
 
 
-def _logprobs(logits: Any, tokens: Any, num_top: int) -> tuple[Any, ...]:
+def _logprobs(logits: Any, tokens: Any, num_top: int) -> tuple[Any, Any, Any]:
     """The model's own log probabilities: of the drawn tokens, and the `num_top` likeliest."""
     scores = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
     drawn = mx.take_along_axis(scores, tokens[:, None], axis=-1)[:, 0]
     if num_top == 0:
-        return (drawn,)
+        return drawn, None, None
     top = mx.argpartition(-scores, num_top - 1, axis=-1)[:, :num_top]
     values = mx.take_along_axis(scores, top, axis=-1)
     order = mx.argsort(-values, axis=-1)

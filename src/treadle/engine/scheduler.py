@@ -43,6 +43,15 @@ def fits_together(lengths: Sequence[int], length: int) -> bool:
     return high <= SHORT or high <= 2 * low
 
 
+def aligned(start: int, num_tokens: int, chunk: int) -> int:
+    """`num_tokens` or fewer, so that a chunk that passes a multiple of `chunk` ends there.
+
+    On CUDA attention is planned anew for each length that it meets first; so most prompts meet the same lengths.
+    """
+    border = (start // chunk + 1) * chunk
+    return min(num_tokens, border - start)
+
+
 class Pacer:
     """How many prompt tokens the next chunk gets, from how long chunks and decode steps took."""
 

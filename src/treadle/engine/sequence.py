@@ -14,6 +14,7 @@ import numpy as np
 from treadle.cache.layers import Layers
 from treadle.cache.segments import Holder
 from treadle.grammar.matcher import Matcher
+from treadle.speculate.speculator import Speculator
 from treadle.types import Finish, Ids, Request, TokenLogprob, Usage
 
 
@@ -33,6 +34,7 @@ class Sequence:
     layers: Layers | None = None  # its own, until it joins a group
     holder: Holder | None = None  # its place in the prefix cache
     matcher: Matcher | None = None  # where it stands in its grammar, while it decodes
+    speculator: Speculator | None = None  # its drafts, while it decodes; None: none are made
     computed: int = 0
     launched: int = 0  # steps under way whose token is not read yet
     retried: bool = False  # computed once more after a fault in a shared step
@@ -96,6 +98,8 @@ class Sequence:
         self._length += 1
         if self.matcher is not None:
             self.matcher.accept(token)
+        if self.speculator is not None:
+            self.speculator.extend(token)
 
     def restart(self) -> None:
         """Forget what was computed, not what was accepted: all tokens are pending again."""
@@ -113,6 +117,8 @@ class Sequence:
             queue_s=started - self.arrived,
             prefill_s=first - started,
             decode_s=now - first,
+            drafted_tokens=0 if self.speculator is None else self.speculator.drafted,
+            accepted_tokens=0 if self.speculator is None else self.speculator.accepted,
         )
 
 
@@ -122,3 +128,4 @@ class Emission:
 
     token: int
     logprob: TokenLogprob | None
+    gap: float | None = None  # how far the token was ahead of the next best, where that was asked

@@ -5,17 +5,16 @@ A request's grammar is compiled by `check` in the thread that prepares its promp
 
 from __future__ import annotations
 
-import json
-import re
 from collections import OrderedDict
 from collections.abc import Collection, Iterable
 from threading import Lock
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
-from llguidance import LLMatcher, LLParserLimits, regex_to_lark
+from llguidance import LLMatcher, LLParserLimits
 
 from treadle.grammar.fault import GrammarError, reason
+from treadle.grammar.lark import expression
 from treadle.grammar.matcher import Matcher
 from treadle.grammar.vocabulary import Vocabulary
 from treadle.types import Constraint, Language
@@ -25,42 +24,12 @@ if TYPE_CHECKING:
 
 MOST_KEPT = 32  # compiled grammars per model
 MOST_STATES = 100_000  # of a lexer, at 1 to 2 kB each
-# JSON on one line, at most one blank after a comma or a colon: a model free to put blanks anywhere may never end.
-JSON_OPTIONS = {
-    "whitespace_flexible": False,
-    "item_separator": ", ?",
-    "key_separator": ": ?",
-    "coerce_one_of": False,
-    "lenient": False,
-}
-ASCII_DIGITS = "d"  # \\d is 0-9, as in JSON schemas, and not any digit of Unicode
-ANY_OBJECT = '{"type": "object"}'
 
 
 def grammar_of(constraint: Constraint) -> str:
     """The constraint in llguidance's own form. Raises GrammarError; not everything wrong is found here."""
-    grammar: str
-    match constraint.kind:
-        case Language.JSON_OBJECT:
-            grammar = _json_grammar(ANY_OBJECT)
-        case Language.JSON_SCHEMA:
-            grammar = _json_grammar(constraint.source)
-        case Language.REGEX:
-            grammar = LLMatcher.grammar_from_lark(f"start: /{regex_to_lark(constraint.source, ASCII_DIGITS)}/")
-        case Language.CHOICE:
-            grammar = LLMatcher.grammar_from_regex("|".join(map(re.escape, json.loads(constraint.source))))
-        case Language.LARK:
-            grammar = LLMatcher.grammar_from_lark(constraint.source)
-    return grammar
-
-
-def _json_grammar(schema: str) -> str:
-    if "x-guidance" in json.loads(schema):
-        raise GrammarError('the keyword "x-guidance" is not taken from a request')
-    try:
-        grammar: str = LLMatcher.grammar_from_json_schema(schema, overrides=JSON_OPTIONS)
-    except ValueError as error:
-        raise GrammarError(reason(str(error))) from error
+    lark = constraint.source if constraint.kind is Language.LARK else f"start: {expression(constraint)}"
+    grammar: str = LLMatcher.grammar_from_lark(lark)
     return grammar
 
 
@@ -74,11 +43,13 @@ class Grammars:
 
     def check(self, constraint: Constraint) -> None:
         """Compile (a millisecond, up to a second for a huge grammar) and keep. Raises GrammarError."""
-        self._compiled(constraint)
+        if constraint.kind is not Language.FREE:
+            self._compiled(constraint)
 
     def matcher(self, constraint: Constraint, ends: Collection[int], accepted: Iterable[int] = ()) -> Matcher:
         """A matcher after the tokens `accepted`; `ends` end the reply. Raises GrammarError."""
-        matcher = Matcher(self._compiled(constraint).deep_copy(), self.vocabulary, ends, constraint.after)
+        start = None if constraint.kind is Language.FREE else self._compiled(constraint)
+        matcher = Matcher(start, self.vocabulary, ends, constraint.reasoning)
         for token in accepted:
             matcher.accept(int(token))
         return matcher
@@ -102,7 +73,7 @@ class Grammars:
         if made.is_error():
             raise GrammarError(reason(made.get_error()))
         # The first mask builds most of the lexer, so a grammar that is too complex fails here and not in the engine.
-        first = Matcher(made.deep_copy(), self.vocabulary, self.vocabulary.ends)
+        first = Matcher(made, self.vocabulary, self.vocabulary.ends)
         first.mask()
         if first.fault:
             raise GrammarError("it allows no reply, or is too complex")

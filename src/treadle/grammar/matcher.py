@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections import deque
+from collections.abc import Collection, Sequence
+from enum import Enum, auto
+from typing import NamedTuple
 
 import numpy as np
 from llguidance import LLMatcher
@@ -10,9 +13,11 @@ from numpy.typing import NDArray
 
 from treadle.grammar.fault import reason
 from treadle.grammar.vocabulary import BITS, Vocabulary, mask_words
+from treadle.types import Reasoning
 
 Mask = NDArray[np.uint32]
 FULL = 0xFFFFFFFF
+MOST_REWOUND = 256  # tokens, far more than anybody drafts
 
 
 def free_mask(words: int) -> Mask:
@@ -20,68 +25,233 @@ def free_mask(words: int) -> Mask:
     return np.full(words, FULL, np.uint32)
 
 
+class _Part(Enum):
+    """The part of the reply that the next token belongs to."""
+
+    OPENING = auto()  # reasoning if the opener comes, else the answer
+    REASONING = auto()
+    CLOSING = auto()  # the budget is used up, and the closer is being written
+    ANSWER = auto()
+
+
+class _Place(NamedTuple):
+    """What a token may change, beside llguidance's own state, which has read `early`, else the first `taken` tokens."""
+
+    part: _Part
+    tail: bytes = b""  # OPENING: all that came. REASONING: the end of what came, too short to hold the closer
+    length: int = 0  # of this part so far, in tokens
+    early: tuple[int, ...] = ()  # OPENING: those of them that may be the answer too
+    taken: int = 0
+    fault: str = ""
+
+
 class Matcher:
     """`fault` becomes a sentence when the grammar can no longer be followed; then masks allow everything.
 
-    `ends` are the ids that end the reply: allowed exactly where the grammar may stop. With `after` everything is
-    allowed until the text of those ids has come, in whatever tokens.
+    `start` is the grammar of the answer at its start, and left there; None: the answer is free. `ends` are the ids
+    that end the reply: allowed exactly where the answer may stop, and in reasoning if the answer may be empty.
     """
 
     def __init__(
-        self, inner: LLMatcher, vocabulary: Vocabulary, ends: Collection[int], after: tuple[int, ...] | None = None
+        self, start: LLMatcher | None, vocabulary: Vocabulary, ends: Collection[int], reasoning: Reasoning | None = None
     ) -> None:
-        self.fault = ""
-        self._inner = inner
+        self._start = start
+        self._inner = None if start is None else start.deep_copy()
         self._vocabulary = vocabulary
         self._ends = frozenset(ends)
-        self._after = self._text(after or ()).strip()
-        self._tail = b""
-        self._free = bool(self._after)
+        self._words = mask_words(vocabulary.size)
+        self._closes = () if reasoning is None else reasoning.closer
+        self._closer = self._text(self._closes).strip()
+        self._budget = None if reasoning is None else reasoning.budget
+        opens = () if reasoning is None else reasoning.opener
+        self._opener = self._text(opens).strip()
+        self._path = {self._text(opens[:i]): id for i, id in enumerate(opens)}  # the next id, by what came
+        self._place = self._first(reasoning)
+        self._before: deque[_Place] = deque(maxlen=MOST_REWOUND)  # one for each token accepted
+        self._taken: list[int] = []  # tokens of the answer
+
+    def _first(self, reasoning: Reasoning | None) -> _Place:
+        if reasoning is None:
+            return _Place(_Part.ANSWER)
+        return _Place(_Part.OPENING) if reasoning.opener else self._thinking(b"", 0)
+
+    @property
+    def fault(self) -> str:
+        return self._place.fault
 
     @property
     def finished(self) -> bool:
         """Whether nothing but an end may follow."""
-        return not (self._free or self.fault) and bool(self._inner.is_stopped() and self._inner.is_accepting())
+        inner = self._inner
+        if inner is None or self.fault or self._place.part is not _Part.ANSWER:
+            return False
+        return bool(inner.is_stopped() and inner.is_accepting())
 
     def mask(self) -> Mask:
         """uint32 [mask_words(vocabulary.size)]: bit i of word w is set where id 32 w + i may come next."""
-        words = mask_words(self._vocabulary.size)
-        if self._free or self.fault:
-            return free_mask(words)
-        row = np.frombuffer(self._inner.compute_bitmask(), np.uint32)[:words].copy()
-        self._set_ends(row)
-        if not row.any():
-            self._fail("no token may follow, or the grammar is too complex")
-            return free_mask(words)
+        place = self._place
+        row = free_mask(self._words)
+        if place.part is _Part.CLOSING and not place.fault:
+            row[:] = 0
+            _set(row, self._closes[place.length])
+        elif self._inner is None or place.fault:
+            pass
+        elif place.part is _Part.REASONING:
+            self._set_ends(row, self._inner.is_accepting())
+        else:
+            row = self._answer_mask(self._inner)
         return row
 
-    def _set_ends(self, row: Mask) -> None:
-        """Decide every end by the grammar alone: after a fault inside, llguidance allows an end anywhere."""
-        spare = self._vocabulary.size % BITS
-        if spare:
-            row[-1] &= np.uint32((1 << spare) - 1)
-        stops = self._inner.is_accepting()
+    def _answer_mask(self, inner: LLMatcher) -> Mask:
+        place = self._place
+        row: Mask = np.zeros(self._words, np.uint32)
+        if self._follows:
+            row = np.frombuffer(inner.compute_bitmask(), np.uint32)[: self._words].copy()
+            spare = self._vocabulary.size % BITS
+            row[-1] &= np.uint32((1 << spare) - 1 if spare else FULL)
+            # Ends are decided by the grammar alone: after a fault inside, llguidance allows an end anywhere.
+            self._set_ends(row, inner.is_accepting())
+        if place.part is _Part.OPENING and place.tail in self._path:
+            _set(row, self._path[place.tail])
+        if not row.any():
+            self._fail("no token may follow, or the grammar is too complex")
+            return free_mask(self._words)
+        return row
+
+    @property
+    def _follows(self) -> bool:
+        """Whether the tokens so far may be the answer."""
+        return self._place.part is _Part.ANSWER or len(self._place.early) == self._place.length
+
+    def masks(self, draft: Sequence[int]) -> Mask:
+        """uint32 [len(draft) + 1, words]: the mask before each token of the draft, and after all of them.
+
+        The matcher stays where it was. Rows behind a token that its mask forbids, or that ends the reply, allow
+        everything. Raises ValueError for more than MOST_REWOUND tokens.
+        """
+        if len(draft) > MOST_REWOUND:
+            raise ValueError(f"a draft of {len(draft)} tokens could not be taken back")
+        rows = np.stack([free_mask(self._words)] * (len(draft) + 1))
+        rows[0] = self.mask()
+        accepted = 0
+        for token in draft:
+            if token in self._ends or not rows[accepted, token // BITS] >> np.uint32(token % BITS) & 1:
+                break
+            self.accept(token)
+            accepted += 1
+            rows[accepted] = self.mask()
+        self.rewind(accepted)
+        return rows
+
+    def _set_ends(self, row: Mask, stops: bool) -> None:
         for id in self._vocabulary.ends | self._ends:
-            bit = np.uint32(1 << (id % BITS))
-            if stops and id in self._ends:
-                row[id // BITS] |= bit
-            else:
-                row[id // BITS] &= ~bit
+            _set(row, id, stops and id in self._ends)
 
     def accept(self, token: int) -> None:
         """Take a token, not an end, into account. A token that the mask forbids is a fault."""
+        self._before.append(self._place)
         if self.fault:
             return
-        if self._free:
-            read = self._tail + self._text((token,))
-            self._free = self._after not in read
-            self._tail = read[-len(self._after) :]
-        elif not self._inner.consume_token(token):
-            self._fail(self._inner.get_error())
+        match self._place.part:
+            case _Part.OPENING:
+                self._accept_opening(token)
+            case _Part.REASONING:
+                self._read(self._place.tail + self._text((token,)), self._place.length + 1)
+            case _Part.CLOSING:
+                self._accept_closing(token)
+            case _Part.ANSWER:
+                self._take([token])
+
+    def _accept_opening(self, token: int) -> None:
+        place = self._place
+        read = (place.tail + self._text((token,))).lstrip()
+        follows = self._follows and self._consumes([token])
+        if not follows and self._path.get(place.tail) != token:
+            self._fail("a token came that may not follow")
+        elif read.startswith(self._opener):
+            self._begin_again(())
+            self._read(read[len(self._opener) :], 0)
+        elif self._opener.startswith(read):
+            early = (*place.early, token) if follows else place.early
+            self._place = _Place(_Part.OPENING, read, place.length + 1, early)
+        else:
+            self._taken = [*place.early, token]
+            self._place = _Place(_Part.ANSWER, taken=len(self._taken))
+
+    def _read(self, read: bytes, length: int) -> None:
+        """Go on inside reasoning, of which `read` came last. What comes behind the closer is of the answer."""
+        before, closer, behind = read.partition(self._closer)
+        if not closer:
+            self._place = self._thinking(before[-len(self._closer) :], length)
+            return
+        self._place = _Place(_Part.ANSWER)
+        if behind.strip() and self._inner is not None:
+            self._take(self._vocabulary.tokens.tokenize_bytes(behind.lstrip()))
+
+    def _thinking(self, tail: bytes, length: int) -> _Place:
+        if self._budget is None or length < self._budget:
+            return _Place(_Part.REASONING, tail, length)
+        written = [i for i in range(len(self._closes)) if tail.endswith(self._text(self._closes[:i]))]
+        return _Place(_Part.CLOSING, length=max(written))
+
+    def _accept_closing(self, token: int) -> None:
+        length = self._place.length
+        if token != self._closes[length]:
+            self._fail("a token came that does not end the reasoning")
+        elif length + 1 < len(self._closes):
+            self._place = self._place._replace(length=length + 1)
+        else:
+            self._place = _Place(_Part.ANSWER)
+
+    def _take(self, tokens: list[int]) -> None:
+        """Tokens of the answer."""
+        if self._inner is None:
+            return
+        if self._consumes(tokens):
+            self._taken += tokens
+            self._place = self._place._replace(taken=len(self._taken))
+        else:
+            self._fail(self._inner.get_error() or "a token came that may not follow")
+
+    def _consumes(self, tokens: list[int]) -> bool:
+        """Whether they may come next in the answer; they are read then, and none of them if not."""
+        if self._inner is None:
+            return True
+        read = self._inner.try_consume_tokens(tokens)
+        if 0 < read < len(tokens):
+            self._inner.rollback(read)
+        return bool(read == len(tokens))
+
+    def rewind(self, n: int) -> None:
+        """Take back the last `n` tokens accepted, at most MOST_REWOUND. Raises ValueError if there are fewer."""
+        if n > len(self._before):
+            raise ValueError(f"{n} tokens cannot be taken back, only {len(self._before)}")
+        for _ in range(n):
+            self._place = self._before.pop()
+        place = self._place
+        extra = len(self._taken) - place.taken
+        del self._taken[place.taken :]
+        if self._inner is None or n == 0:
+            return
+        if self._inner.is_error() or place.part is _Part.OPENING:
+            self._begin_again(place.early or self._taken)
+        elif extra:
+            self._inner.rollback(extra)
+
+    def _begin_again(self, tokens: Sequence[int]) -> None:
+        """Have the answer read these tokens, and no others. Also the way out of an error, which llguidance has not."""
+        if self._start is not None:
+            self._inner = self._start.deep_copy()
+            self._inner.try_consume_tokens(list(tokens))
 
     def forced(self) -> list[int]:
         """Tokens that spell what must come next: likely, not the only spelling that a mask allows."""
-        if self._free or self.fault or self.finished:
+        place = self._place
+        if place.fault or self.finished:
+            return []
+        if place.part is _Part.CLOSING:
+            return list(self._closes[place.length :])
+        if self._inner is None or place.part is not _Part.ANSWER:
             return []
         return list(self._inner.compute_ff_tokens())
 
@@ -89,4 +259,9 @@ class Matcher:
         return bytes(self._vocabulary.tokens.decode_bytes(list(ids)))
 
     def _fail(self, why: str) -> None:
-        self.fault = f"The reply cannot go on by its grammar: {reason(why)}."
+        self._place = self._place._replace(fault=f"The reply cannot go on by its grammar: {reason(why)}.")
+
+
+def _set(row: Mask, id: int, on: bool = True) -> None:
+    bit = np.uint32(1 << (id % BITS))
+    row[id // BITS] = row[id // BITS] | bit if on else row[id // BITS] & ~bit

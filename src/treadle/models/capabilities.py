@@ -17,8 +17,10 @@ from numpy.typing import NDArray
 
 from treadle.cache.columns import SLACK, STEP, Columns, SoloColumns
 from treadle.cache.layers import Layers, Rows, Stack, State
+from treadle.cache.packed_rows import PackedRows
+from treadle.cache.recent_columns import SoloRecent
 from treadle.runtime import mlx_lm_module
-from treadle.types import Batching, Caps, Footprint, LayerKind
+from treadle.types import EXACT, Batching, Caps, Footprint, KvFormat, LayerKind
 
 mlx_cache: Any = mlx_lm_module("models.cache")
 
@@ -40,16 +42,26 @@ def describe(model: Any, vocab_size: int, context_length: int) -> Caps:
         caps = found if found.batching is Batching.RAGGED else _checked(model, caps)
     else:
         caps = _checked(model, caps)
-    return replace(caps, footprint=_footprint(model, caps))
+    return replace(caps, footprint=footprint_of(model, caps, EXACT))
 
 
-def new_layers(model: Any, caps: Caps) -> Layers:
-    """Empty memory for one sequence."""
+def new_layers(model: Any, caps: Caps, kv: KvFormat | None = None) -> Layers:
+    """Empty memory for one sequence. Layers that keep all tokens hold them as `kv` says (None: `caps.kv`)."""
+    kv = caps.kv if kv is None else kv
+    return _layers(model, caps, None if kv.exact else kv)
+
+
+def packed_layers(model: Any, caps: Caps, kv: KvFormat) -> Layers:
+    """As `new_layers`, in the layout of packed rows even where 16 bits leave nothing to pack: for trials."""
+    return _layers(model, caps, kv)
+
+
+def _layers(model: Any, caps: Caps, kv: KvFormat | None) -> Layers:
     template = mlx_cache.make_prompt_cache(model)
     if LayerKind.FOREIGN in caps.layers:
         return Layers(template, {}, foreign=template)
     columns: dict[int | None, Columns] = {}
-    return Layers([_ours(c, columns, caps.additive_masks) for c in template], columns)
+    return Layers([_ours(c, columns, caps.additive_masks, kv) for c in template], columns)
 
 
 def forward(model: Any, ids: list[list[int]], layers: Layers) -> Any:
@@ -84,21 +96,23 @@ def _kind(cache: Any) -> LayerKind:
     return table.get(type(cache), LayerKind.FOREIGN)
 
 
-def _ours(cache: Any, columns: dict[int | None, Columns], additive: bool) -> Any:
+def _ours(cache: Any, columns: dict[int | None, Columns], additive: bool, kv: KvFormat | None) -> Any:
     if type(cache) is mlx_cache.CacheList:
-        return Stack([_ours(child, columns, additive) for child in cache.caches])
+        return Stack([_ours(child, columns, additive, kv) for child in cache.caches])
     if type(cache) is mlx_cache.ArraysCache:
         return State(len(cache.cache))
     window = cache.max_size if type(cache) is mlx_cache.RotatingKVCache else None
+    if window is None and kv is not None:
+        return PackedRows(columns.setdefault(None, SoloRecent(kv.recent)), kv, additive)
     return Rows(columns.setdefault(window, SoloColumns(window)), additive)
 
 
 PROBE = 32  # tokens of each of the two chunks that measure activations
 
 
-def _footprint(model: Any, caps: Caps) -> Footprint:
+def footprint_of(model: Any, caps: Caps, kv: KvFormat) -> Footprint:
     """Bytes of rows and state by their shapes; of activations by the device's peak over two short chunks."""
-    layers = new_layers(model, caps)
+    layers = new_layers(model, caps, kv)
     peaks = []
     for _ in range(2):
         mx.eval(layers.arrays())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from treadle.models.folder_model import check_folder, load_folder, load_folder_t
 from treadle.models.placement import WeightForm, hold_dense
 from treadle.models.sources import ResolvedSource
 from treadle.models.stops import stop_ids, template_of
-from treadle.types import Caps
+from treadle.types import Caps, Footprint
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +35,21 @@ FINGERPRINT_BYTES = 65536  # of each end of a weight file
 
 
 @dataclass(frozen=True, slots=True)
+class ModelCard:
+    """What may be known of a loaded model on any thread, and kept: it does not hold the weights."""
+
+    name: str
+    source: str
+    revision: str
+    tokenizer: Any
+    config: dict[str, Any]
+    caps: Caps
+    stop_ids: frozenset[int]
+    defaults: dict[str, float]
+    chat_template: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class LoadedModel:
     """Everything the server needs of one model. `model` is touched by the engine thread only."""
 
@@ -48,6 +63,17 @@ class LoadedModel:
     stop_ids: frozenset[int]
     defaults: dict[str, float]  # sampling settings that the model's makers recommend
     chat_template: str | None
+    draft: LoadedModel | None = None  # a smaller one with the same vocabulary, which proposes tokens
+
+    @property
+    def footprint(self) -> Footprint:
+        """What one sequence occupies, here and in the model that drafts."""
+        own = self.caps.footprint
+        return own if self.draft is None else own.beside(self.draft.caps.footprint)
+
+    @property
+    def card(self) -> ModelCard:
+        return ModelCard(**{field.name: getattr(self, field.name) for field in fields(ModelCard)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,38 +86,60 @@ class _Parts:
     dense: bool
 
 
-def load_model(source: ResolvedSource, context_length: int | None, *, weights: WeightForm = "auto") -> LoadedModel:
+def load_model(
+    source: ResolvedSource,
+    context_length: int | None,
+    *,
+    weights: WeightForm = "auto",
+    chat_template: str | None = None,
+) -> LoadedModel:
     """Load a model; runs on the engine thread and takes seconds to minutes.
 
-    `context_length` in tokens lowers what the model was trained for; `weights`: how quantised ones are held.
+    `context_length` in tokens lowers what the model was trained for; `weights`: how quantised ones are held;
+    `chat_template`: instead of the model's own.
 
     Raises:
         LoadError: one sentence on what is missing, damaged or not supported.
         ConfigError: `context_length` is beyond the trained one.
     """
     runtime.prepare()  # before the first import of MLX, which the next line brings
-    from treadle.models.capabilities import describe
     from treadle.models.tune import tune
 
     runtime.check_hooks()
     facts = runtime.device_facts()
     parts = (_load_gguf if source.kind == "gguf" else _load_folder)(source, facts.backend, weights)
+    if chat_template is not None:
+        parts.tokenizer.chat_template = chat_template
     length = _context_length(parts.config, context_length)
     tune(parts.model, facts.backend)
     form = "dense" if parts.dense else "packed"
+    revision = fingerprint(parts.weight_files, form)
     log.info("%s: weights held %s on %s, context of %d tokens", source.name, form, facts.backend, length)
     return LoadedModel(
         name=source.name,
         source=str(source.path),
-        revision=fingerprint(parts.weight_files, form),
+        revision=revision,
         model=parts.model,
         tokenizer=parts.tokenizer,
         config=parts.config,
-        caps=describe(parts.model, _vocab_size(parts), length),
+        caps=_caps(parts, revision, length),
         stop_ids=stop_ids(parts.tokenizer, parts.config, parts.generation),
         defaults=sampling_defaults(parts.generation),
         chat_template=template_of(parts.tokenizer),
     )
+
+
+_described: dict[tuple[str, str, int], Caps] = {}
+
+
+def _caps(parts: _Parts, revision: str, length: int) -> Caps:
+    """What the model can do; found by trying, so once for each model: it may be unloaded and loaded again."""
+    from treadle.models.capabilities import describe
+
+    key = (revision, json.dumps(parts.config, sort_keys=True, default=str), length)
+    if key not in _described:
+        _described[key] = describe(parts.model, _vocab_size(parts), length)
+    return _described[key]
 
 
 def _load_gguf(source: ResolvedSource, backend: runtime.Backend, weights: WeightForm) -> _Parts:

@@ -63,6 +63,16 @@ def resolve(name: str, progress: Progress | None = None) -> ResolvedSource:
     raise LoadError(_unknown(name))
 
 
+def title(name: str) -> str:
+    """What `resolve(name)` will be called, without looking for it anywhere but on the disk."""
+    if name in PACKAGED:
+        return name
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return _title(path)
+    return path.stem if path.suffix.lower() == ".gguf" else name
+
+
 def known_models() -> list[KnownModel]:
     """Every packaged model, then what the Hugging Face cache holds. Reads no weights, no network."""
     found = []

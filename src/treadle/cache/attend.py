@@ -1,0 +1,130 @@
+"""Attention of a few queries over packed rows that are never unpacked, for CPUs. Engine thread only.
+
+With codes c, scale s and bias b of a group, q . (s c + b) = s (q . c) + b sum(q): scales and biases touch scores
+instead of rows, and the rotation of 4-bit rows is applied to queries and results instead. What is left per value is
+one conversion from bytes to float32. Measured on 2 cores over 30 layers of 4,096 tokens, 3 key heads of 64: exact
+rows 31 ms, this 36 ms, unpacking 54 ms, and 92 ms with the exact tail appended. With many queries scores outweigh
+rows, and rows are better unpacked once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import mlx.core as mx
+
+from treadle.cache.packed_rows import PackedRows
+from treadle.cache.pieces import Piece
+from treadle.cache.quantise import Packed, Scheme, on_cpu, rotated
+
+MOST_SHARED = 64  # queries that share a key head; with more, unpacking costs less
+
+
+def attention_over(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A function in the place of mlx-lm's `scaled_dot_product_attention`, which goes to `original` for all else."""
+
+    def attend(queries: Any, keys: Any, values: Any, cache: Any, scale: float, mask: Any, sinks: Any = None) -> Any:
+        if isinstance(cache, PackedRows) and sinks is None and _suits(queries, keys) and cache.taken(keys, values):
+            return over_packed(queries, cache, scale, mask)
+        return original(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)
+
+    return attend
+
+
+def _suits(queries: Any, keys: Any) -> bool:
+    """Whether so few queries ask that rows are better left packed."""
+    return on_cpu() and int(queries.shape[1] // keys.shape[1] * queries.shape[2]) <= MOST_SHARED
+
+
+def over_packed(queries: Any, cache: PackedRows, scale: float, mask: Any) -> Any:
+    """Attention of `queries` [rows, heads, n, dim] over what this step reads of `cache`, as if it were unpacked.
+
+    `mask` is what `cache.make_mask` gave: None, "causal", or an array over packed and exact columns.
+    """
+    (old_keys, old_values), (keys, values) = cache.packed_part(), cache.exact_part()
+    rows, heads, n, dim = queries.shape
+    shared, end = keys.shape[1], cache.columns.read_packed
+    grouped = (queries.astype(mx.float32) * scale).reshape(rows, shared, heads // shared * n, dim)
+    parts = [_scores(grouped, old_keys), grouped @ keys.astype(mx.float32).swapaxes(-1, -2)]
+    scores = _masked(mx.concatenate(parts, axis=-1).reshape(rows, heads, n, -1), n, mask)
+    weights = mx.softmax(scores, axis=-1).reshape(rows, shared, heads // shared * n, -1)
+    found = _weighted(weights[..., :end], old_values) + weights[..., end:] @ values.astype(mx.float32)
+    return found.reshape(rows, heads, n, -1).astype(queries.dtype)
+
+
+def _masked(scores: Any, n: int, mask: Any) -> Any:
+    if mask is None:
+        return scores
+    if isinstance(mask, str):
+        total = scores.shape[-1]
+        mask = mx.arange(total)[None] <= mx.arange(total - n, total)[:, None]
+    if mask.dtype != mx.bool_:
+        return scores + mask
+    return mx.where(mask, scores, mx.array(mx.finfo(mx.float32).min))
+
+
+def _scores(queries: Any, keys: Piece) -> Any:
+    """[rows, shared, m, dim] over [rows, shared, n, ..]: float32 [rows, shared, m, n]."""
+    if not isinstance(keys, Packed):
+        return queries @ keys.astype(mx.float32).swapaxes(-1, -2)
+    size = keys.scheme.group_size
+    turn, sums = _fold(keys.scheme, queries.shape[-1])
+    turned = queries if turn is None else queries @ turn
+    scales, biases = keys.scales.swapaxes(-1, -2), keys.biases.swapaxes(-1, -2).astype(mx.float32)
+    if sums.shape[1] == 1:
+        return (turned @ _codes(keys).swapaxes(-1, -2)) * scales + (queries @ sums) * biases
+    groups = turned.reshape(*turned.shape[:-1], -1, size).swapaxes(2, 3)  # [rows, shared, groups, m, size]
+    dots = (groups @ _codes(keys).swapaxes(-1, -2)) * scales[..., None, :]
+    return dots.sum(2) + (queries @ sums) @ biases
+
+
+def _weighted(weights: Any, values: Piece) -> Any:
+    """float32 [rows, shared, m, n] over [rows, shared, n, ..]: [rows, shared, m, dim]."""
+    if not isinstance(values, Packed):
+        return weights @ values.astype(mx.float32)
+    dim = values.scales.shape[-1] * values.scheme.group_size
+    turn, sums = _fold(values.scheme, dim)
+    scales = values.scales.swapaxes(-1, -2)
+    if sums.shape[1] == 1:
+        found = (weights * scales) @ _codes(values)
+    else:
+        grouped = (weights[:, :, None] * scales[..., None, :]) @ _codes(values)  # [rows, shared, groups, m, size]
+        found = grouped.swapaxes(2, 3).flatten(-2)
+    found = found if turn is None else found @ turn.T
+    return found + (weights @ values.biases.astype(mx.float32)) @ sums.T
+
+
+def _codes(packed: Packed) -> Any:
+    """Codes as float32 [rows, shared, n, dim], or [rows, shared, groups, n, size] where there are several groups.
+
+    Of 4-bit ones each group's even codes come first, then its bytes of two, of which the even code is the low half.
+    """
+    words, groups = packed.weights, packed.scales.shape[-1]
+    if packed.scheme.bits == 4:
+        words = words if groups == 1 else words.reshape(*words.shape[:-1], groups, -1)
+        words = mx.concatenate([words & mx.array(0x0F0F0F0F, mx.uint32), words], axis=-1)
+        words = words if groups == 1 else words.flatten(-2)
+    codes = words.view(mx.uint8)
+    if groups > 1:
+        codes = codes.reshape(*codes.shape[:-1], groups, -1).swapaxes(2, 3)
+    return codes.astype(mx.float32)
+
+
+@lru_cache(maxsize=16)
+def _fold(scheme: Scheme, dim: int) -> tuple[Any, Any]:
+    """What queries are multiplied by instead of rows, and results by its transpose.
+
+    float32 [dim, dim] or None: rotation, and for 4 bits what tells two codes of a byte apart; [dim, groups]: rotation,
+    and the sum over each group. Evaluated.
+    """
+    base = rotated(mx.eye(dim)) if scheme.rotate else mx.eye(dim)
+    groups = base.reshape(dim, -1, scheme.group_size)
+    sums = groups.sum(-1)
+    turn: Any = base if scheme.rotate else None
+    if scheme.bits == 4:
+        odd = groups[..., 1::2] / 16  # a byte is even + 16 odd
+        turn = mx.concatenate([groups[..., 0::2] - odd, odd], axis=-1).reshape(dim, dim)
+    mx.eval([sums] if turn is None else [turn, sums])
+    return turn, sums

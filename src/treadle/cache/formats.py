@@ -1,0 +1,55 @@
+"""Which form attention rows take: from a setting and what was measured to a format and the reason. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from treadle.errors import ConfigError
+from treadle.types import EXACT, KvFormat
+
+AUTO = "auto"
+BITS = ("16", "8", "4")
+MOST_LOSS = 0.1  # per cent of perplexity that 8 bits may cost where nobody asked for them
+LEAST_SPEED = 0.97  # of the exact rows' decoding speed that counts as not slower, as timings vary
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What `treadle bench quality` found for one format of one model on one device."""
+
+    delta_percent: float  # of perplexity, against exact rows
+    speed: float  # of decoding, as a share of the exact rows'
+    context: int  # tokens at which the speed was taken
+    needle: float  # share of the needles found
+
+
+def parse(text: str, group_size: int = 64, recent: int = 64) -> KvFormat:
+    """ "16", "8", "4", or keys/values like "8/4". Raises ConfigError for anything else."""
+    keys, slash, values = text.partition("/")
+    if keys not in BITS or (slash and values not in BITS):
+        raise ConfigError(
+            f'kv_bits must be "auto", 16, 8, 4, or keys/values like "8/4", not {text!r}.', param="kv_bits"
+        )
+    return KvFormat(int(keys), int(values or keys), group_size, recent)
+
+
+def choose(
+    setting: str, measured: Mapping[str, Measured], group_size: int = 64, recent: int = 64
+) -> tuple[KvFormat, str]:
+    """The format for a setting of `kv_bits`, and a sentence why. `measured` by format ("8", "8/4", "4").
+
+    "auto" takes 8 bits only where they were measured on this device to be neither slower nor worse.
+    """
+    if setting != AUTO:
+        return parse(setting, group_size, recent), "as set"
+    found = measured.get("8")
+    if found is None:
+        return EXACT, "auto: 8 bits were not measured for this model on this device (treadle bench quality)"
+    if found.delta_percent > MOST_LOSS:
+        return EXACT, f"auto: 8 bits cost {found.delta_percent:.2f} % of perplexity, more than {MOST_LOSS:g} %"
+    if found.speed < LEAST_SPEED:
+        return EXACT, f"auto: 8 bits decode at {found.speed:.2f} of the exact speed at {found.context} tokens"
+    cost = f"{found.delta_percent:.2f} % of perplexity"
+    why = f"auto: 8 bits decode at {found.speed:.2f} of the exact speed and cost {cost}"
+    return parse("8", group_size, recent), why

@@ -1,0 +1,144 @@
+"""Keys and values of one attention layer, exactly. Engine thread only; nothing here evaluates."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from treadle.cache.columns import BatchColumns, Columns, SoloColumns, round_up
+
+
+class Rows:
+    """Keys and values of one attention layer, [row slots, heads, column slots, dim] each.
+
+    Row slots beyond the live rows are spare, so that a join seldom copies. `columns` is shared with the layers of
+    the same kind and says where this step writes and reads.
+    """
+
+    def __init__(self, columns: Columns, additive: bool = False) -> None:
+        self.columns = columns
+        self.additive = additive
+        self.keys: Any = None
+        self.values: Any = None
+        self.reserve = 0  # columns to make room for at the first write
+
+    @property
+    def offset(self) -> Any:
+        return self.columns.offset
+
+    def make_mask(self, n: int, return_array: bool = False, window_size: int | None = None) -> Any:
+        additive = self.keys.dtype if self.additive and not return_array and self.keys is not None else None
+        return self.columns.make_mask(n, return_array, window_size, additive)
+
+    def update_and_fetch(self, keys: Any, values: Any) -> tuple[Any, Any]:
+        """Write this step's rows ([rows, heads, n, dim]) and return all that its queries can see."""
+        self._write(keys, values)
+        return self.keys_and_values()
+
+    def _write(self, keys: Any, values: Any) -> None:
+        start, n = self.columns.index, keys.shape[2]
+        self._ensure(self.columns.num_rows, self.columns.read_to, keys, values)
+        rows = self.columns.num_rows
+        self.keys[:rows, :, start : start + n] = keys
+        self.values[:rows, :, start : start + n] = values
+
+    def keys_and_values(self) -> tuple[Any, Any]:
+        """What the queries of this step can see; also asked by layers that share these rows."""
+        rows, start, end = self.columns.num_rows, self.columns.read_from, self.columns.read_to
+        if rows == self.keys.shape[0] and start == 0 and end == self.keys.shape[2]:
+            return self.keys, self.values
+        return self.keys[:rows, :, start:end], self.values[:rows, :, start:end]
+
+    def _ensure(self, rows: int, columns: int, keys: Any, values: Any) -> None:
+        """Grow the buffers so that `rows` x `columns` fit; `keys` and `values` tell shape and type."""
+        have = (0, 0) if self.keys is None else (self.keys.shape[0], self.keys.shape[2])
+        if rows <= have[0] and columns <= have[1]:
+            return
+        slots = have[0] if rows <= have[0] else 1 << (rows - 1).bit_length()
+        width = have[1] if columns <= have[1] else round_up(max(columns, self.reserve))
+        self.keys = resized(self.keys, (slots, keys.shape[1], width, keys.shape[3]), keys.dtype)
+        self.values = resized(self.values, (slots, values.shape[1], width, values.shape[3]), values.dtype)
+
+    def place(self, row: int, start: int, keys: Any, values: Any) -> None:
+        """Copy one sequence's rows ([1, heads, n, dim]) into a row slot."""
+        end = start + keys.shape[2]
+        self._ensure(row + 1, end, keys, values)
+        self.keys[row : row + 1, :, start:end] = keys
+        self.values[row : row + 1, :, start:end] = values
+
+    def put(self, start: int, keys: Any, values: Any) -> None:
+        """Into the one sequence's layers: the tokens from `start` on, as `read` gave them."""
+        self.place(0, start, keys, values)
+
+    def read(self, row: int, start: int, end: int) -> list[Any]:
+        """Copies of the keys and of the values of tokens [start, end), in the form in which they are stored."""
+        columns = held_columns(self.columns, row)[start:end]
+        return [cut_columns(a, row, columns) for a in (self.keys, self.values)]
+
+    def adopt(self, row: int, start: int, other: Rows) -> None:
+        """Copy the one sequence of `other` into a row slot, its columns from column `start` on."""
+        if other.keys is not None:
+            n = other.columns.index
+            self.place(row, start, other.keys[:, :, :n], other.values[:, :, :n])
+        elif self.keys is not None:
+            self._ensure(row + 1, 0, self.keys, self.values)
+
+    def twin(self, row: int, columns: SoloColumns) -> Rows:
+        """A copy of one row, with columns of its own."""
+        twin = self.empty(columns)
+        twin.isolate(self, row)
+        return twin
+
+    def empty(self, columns: Columns) -> Rows:
+        """Without any rows, in the same form."""
+        return Rows(columns, self.additive)
+
+    def isolate(self, source: Rows, row: int) -> None:
+        """Hold nothing but one row of `source` (which may be this), in exact layout."""
+        if source.keys is not None:
+            columns = held_columns(source.columns, row)
+            self.keys, self.values = (cut_columns(a, row, columns) for a in (source.keys, source.values))
+
+    def settle(self) -> None:
+        """The step was built."""
+
+    def drop(self, row: int, last: int) -> None:
+        if row != last and self.keys is not None and last < self.keys.shape[0]:
+            self.keys[row] = self.keys[last]
+            self.values[row] = self.values[last]
+
+    def token_bytes(self) -> int:
+        """Bytes that one more token takes; only after a step, when shapes are known."""
+        return self.exact_bytes()
+
+    def exact_bytes(self) -> int:
+        """Bytes of one token in columns."""
+        return sum(a.nbytes // (a.shape[0] * a.shape[2]) for a in (self.keys, self.values) if a is not None)
+
+    def arrays(self) -> list[Any]:
+        return [] if self.keys is None else [self.keys, self.values]
+
+
+def held_columns(columns: Columns, row: int) -> NDArray[np.intp]:
+    """The columns of a row's tokens, in order."""
+    return columns.held(row) if isinstance(columns, BatchColumns) else np.arange(columns.index)
+
+
+def cut_columns(buffer: Any, row: int, columns: NDArray[np.intp]) -> Any:
+    """A copy of some columns of one row, as one slice when they lie together."""
+    line = buffer[row : row + 1]
+    n = len(columns)
+    first = int(columns[0]) if n else 0
+    if n == 0 or (int(columns[-1]) - first + 1 == n and (np.diff(columns) == 1).all()):
+        return mx.contiguous(line[:, :, first : first + n])
+    return mx.take(line, mx.array(columns), axis=2)
+
+
+def resized(old: Any, shape: tuple[int, ...], dtype: Any) -> Any:
+    new = mx.zeros(shape, dtype)
+    if old is not None:
+        new[: old.shape[0], :, : old.shape[2]] = old
+    return new

@@ -1,0 +1,82 @@
+"""From a loaded model to the loop that runs it. Engine thread only."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import Any
+
+from treadle.cache.store import Store
+from treadle.config import Config
+from treadle.engine.following import Following
+from treadle.engine.loop import Loop
+from treadle.engine.memory import Ledger
+from treadle.engine.reuse import Reuse
+from treadle.engine.sampling import Sampler
+from treadle.engine.sequence import Sequence
+from treadle.engine.speculation import Speculation
+from treadle.grammar.compile import grammars_of
+from treadle.models.capabilities import new_layers
+from treadle.models.load import LoadedModel
+from treadle.speculate.calibrate import Calibration, calibrate
+from treadle.speculate.draft_model import DraftModel
+from treadle.types import Caps, LayerKind
+
+MARKERS = ("pad", "image", "img", "vision", "video", "audio")  # in the names of ids that no reply continues with
+_measured: dict[str, Calibration] = {}
+
+
+def build_loop(loaded: LoadedModel, config: Config, ledger: Ledger, store: Store | None) -> Loop:
+    """The loop of one model. `store` keeps its computed prefixes; None keeps none."""
+    return Loop(
+        loaded.model,
+        loaded.caps,
+        config,
+        partial(new_layers, loaded.model, loaded.caps),
+        ledger,
+        Reuse(store, loaded.caps, config.checkpoint_every, loaded.revision),
+        grammars=partial(grammars_of, loaded.tokenizer, loaded.caps.vocab_size, loaded.stop_ids),
+        speculation=_speculation(loaded, config, store),
+    )
+
+
+def _speculation(loaded: LoadedModel, config: Config, store: Store | None) -> Speculation | None:
+    if config.speculation == "off" or not can_go_back(loaded.caps):
+        return None
+    calibration = _measured.get(loaded.revision)
+    if calibration is None:  # once for each model: it may be unloaded and loaded again
+        layers = partial(new_layers, loaded.model, loaded.caps)
+        calibration = _measured[loaded.revision] = calibrate(loaded.model, loaded.caps.vocab_size, layers)
+    draft = loaded.draft
+    return Speculation(
+        loaded.caps,
+        time.perf_counter,
+        lookup=config.speculation in ("auto", "lookup"),
+        following=None if draft is None else _following(draft, config, store),
+        cost=calibration.cost,
+        noise=calibration.noise,
+        barred=barred_ids(loaded.tokenizer, loaded.stop_ids),
+    )
+
+
+def can_go_back(caps: Caps) -> bool:
+    """Whether refused drafts can be taken back at all."""
+    return LayerKind.FOREIGN not in caps.layers
+
+
+def _following(draft: LoadedModel, config: Config, store: Store | None) -> Following:
+    rows: DraftModel[Sequence] = DraftModel(draft.model, draft.caps, Sampler(draft.caps.vocab_size))
+    reuse = Reuse(store, draft.caps, config.checkpoint_every, draft.revision)
+    return Following(rows, reuse, partial(new_layers, draft.model, draft.caps))
+
+
+def barred_ids(tokenizer: Any, stop_ids: frozenset[int]) -> frozenset[int]:
+    """Special tokens that a draft is cut at: padding and the marks of pictures and sounds, never an end."""
+    if tokenizer is None:  # a model for bare ids
+        return frozenset()
+    marked = (
+        id
+        for id, token in tokenizer.added_tokens_decoder.items()
+        if token.special and any(mark in token.content.lower() for mark in MARKERS)
+    )
+    return frozenset(marked) - stop_ids

@@ -1,0 +1,235 @@
+"""Where the loop meets speculation: which rows bring drafts to the next step, and what became of them.
+
+`foresees` before a step, `plan` when nothing is under way, `settle` after a checked step, `plain` after any other. What
+a step costs is measured here, so that drafts are made only where they pay (`speculate/control.py`). Engine thread only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Several
+from dataclasses import dataclass
+
+from treadle.engine.following import Following
+from treadle.engine.group import Flight, Group
+from treadle.engine.sequence import Emission, Sequence
+from treadle.speculate.accept import Verdict, judge
+from treadle.speculate.control import Source
+from treadle.speculate.cost import CostTable
+from treadle.speculate.lookup import RecentReplies
+from treadle.speculate.speculator import Draft, Speculator, Terms
+from treadle.speculate.telemetry import SpeculationCounters
+from treadle.types import Batching, Caps, LayerKind
+
+MOST_DRAFTS = 15  # per row and step: with the token before them, 16
+LONG_MATCH = 4  # tokens from which on a match is trusted more than the draft model
+REPLY_TOKENS = 65536  # of recent replies that are remembered
+NOTHING = Draft((), Source.LOOKUP)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The drafts of a step, and the tokens per row to which padding it is cheapest."""
+
+    drafts: Mapping[Sequence, Draft]
+    width: int
+
+
+class Speculation:
+    """One model's. `noise`: logits closer than this may change places in a step over several tokens.
+
+    `lookup`: whether drafts come from the text itself; `following`: the draft model, if there is one. `barred` ids are
+    never drafted. Forced tokens of a grammar are drafted in any case.
+    """
+
+    def __init__(
+        self,
+        caps: Caps,
+        clock: Callable[[], float],
+        *,
+        lookup: bool = True,
+        following: Following | None = None,
+        cost: CostTable | None = None,
+        noise: float = 0.0,
+        barred: frozenset[int] = frozenset(),
+    ) -> None:
+        self.cost = cost or CostTable()
+        self.counters = SpeculationCounters()
+        self.following = following
+        self.noise = noise
+        self._caps = caps
+        self._clock = clock
+        self._lookup = lookup
+        self._barred = barred
+        self._recurrent = LayerKind.STATE in caps.layers
+        self._replies = RecentReplies(REPLY_TOKENS, barred)
+        self._sources: dict[Sequence, Draft] = {}
+
+    # A sequence's life
+
+    def begin(self, sequence: Sequence) -> None:
+        """The sequence starts to decode."""
+        if LayerKind.FOREIGN in self._caps.layers or not sequence.request.speculation:
+            return
+        shared = self._replies if not sequence.request.cache_salt else None
+        if sequence.speculator is None:
+            sequence.speculator = Speculator(sequence.tokens, self._barred, shared)
+        if self.following is not None:
+            self.following.begin(sequence)
+
+    def end(self, sequence: Sequence, stop_id: int | None) -> None:
+        """The sequence is over, or starts again."""
+        if self.following is not None:
+            self.following.end(sequence, stop_id)
+        if sequence.speculator is not None and not sequence.request.cache_salt:
+            self._replies.add(sequence.tokens[sequence.num_prompt :].tolist())
+            self.counters.cooldowns += sequence.speculator.control.cooldowns
+
+    # Before a step
+
+    def foresees(self, group: Group) -> bool:
+        """Whether the step under way should be read before the next, because that one will probably bring drafts."""
+        if not self._may(group):
+            return False
+        rows = [row for row in group.rows if self._free(row, launched=1)]
+        expected = [self._expects(row, group) for row in rows]  # each is told, not only the first
+        return any(expected)
+
+    def _expects(self, row: Sequence, group: Group) -> bool:
+        assert row.speculator is not None
+        if self._lookup and row.speculator.foresees(self._terms(row, group, launched=1)):
+            return True
+        return self._models(row, group) > 0
+
+    def landed(self, group: Group) -> None:
+        """The step that `foresees` wanted read was read."""
+        for row in group.rows:
+            if row.speculator is not None:
+                row.speculator.landed(int(row.tokens[-1]))
+
+    def plan(self, group: Group) -> Plan | None:
+        """The drafts of the next step; None: it is a plain one. Nothing may be under way."""
+        pending = any(row.pending > 1 for row in group.rows)
+        drafts: dict[Sequence, Draft] = {}
+        if self._may(group):
+            rows = [row for row in group.rows if self._free(row)]
+            for row in rows:
+                draft = self._text_draft(row, group, LONG_MATCH if self._follows(row) else 0)
+                if draft is not None:
+                    drafts[row] = draft
+            self._add_model_drafts(rows, group, drafts)
+        for row in group.rows:
+            if row.speculator is not None:
+                row.speculator.plain_next = False
+        group.drafting = len(drafts) or group.drafting
+        if not drafts and not pending:
+            return None
+        longest = max(row.pending + len(drafts.get(row, NOTHING).tokens) for row in group.rows)
+        width = longest if self._recurrent else self.cost.cheapest_width(len(group.rows), longest, MOST_DRAFTS + 1)
+        return Plan(drafts, width)
+
+    def _may(self, group: Group) -> bool:
+        return len(group.rows) == 1 or self._caps.batching is Batching.RAGGED
+
+    def _free(self, row: Sequence, launched: int = 0) -> bool:
+        """Whether a row may bring drafts."""
+        speculator = row.speculator
+        return (
+            speculator is not None
+            and row.first_token is not None
+            and row.pending == 1 - launched
+            and not speculator.plain_next
+        )
+
+    def _terms(self, row: Sequence, group: Group, launched: int = 0, draft_s: float = 0.0) -> Terms:
+        """`group.drafting`: about so many of its rows bring drafts, as in its last checked step."""
+        num_rows = len(group.rows)
+        limit = min(MOST_DRAFTS, row.room - row.num_generated - 1 - launched)
+        riding = num_rows - min(num_rows, max(1, group.drafting))
+        return Terms(self.cost, num_rows, riding, limit, draft_s + self._catching_up(num_rows))
+
+    def _catching_up(self, num_rows: int) -> float:
+        """Seconds per draft that a recurrent model loses by computing accepted tokens again, about every other time."""
+        wide, plain = self.cost.seconds(num_rows * 4), self.cost.plain(num_rows)
+        if not self._recurrent or wide is None or plain is None:
+            return 0.0
+        return max(0.0, wide - plain) / 8
+
+    def _text_draft(self, row: Sequence, group: Group, least: int) -> Draft | None:
+        assert row.speculator is not None
+        terms = self._terms(row, group)
+        if terms.limit < 1:
+            return None
+        if row.matcher is not None and (tokens := row.matcher.forced()):
+            return row.speculator.forced(tokens, terms)
+        return row.speculator.lookup(terms, least) if self._lookup else None
+
+    def _follows(self, row: Sequence) -> bool:
+        return self.following is not None and self.following.level(row)
+
+    def _models(self, row: Sequence, group: Group) -> int:
+        """How many tokens the draft model should propose for a row."""
+        if self.following is None or not self.following.level(row):
+            return 0
+        assert row.speculator is not None
+        share = self.following.seconds / len(self.following.draft.keys) * len(group.rows)
+        return row.speculator.wants_model(self._terms(row, group, draft_s=share))
+
+    def _add_model_drafts(self, rows: Several[Sequence], group: Group, drafts: dict[Sequence, Draft]) -> None:
+        wanted = {row: n for row in rows if row not in drafts and (n := self._models(row, group))}
+        if wanted:
+            assert self.following is not None
+            for row, made in self.following.drafts(wanted).items():
+                if tokens := self._sound(made):
+                    drafts[row] = Draft(tokens, Source.DRAFT)
+        for row in rows:  # a match too short to be trusted before the draft model was asked
+            if row not in drafts and self._follows(row):
+                draft = self._text_draft(row, group, 0)
+                if draft is not None:
+                    drafts[row] = draft
+
+    def _sound(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
+        """Up to the first id that must not be drafted or that this model does not have."""
+        for i, token in enumerate(tokens):
+            if token in self._barred or token >= self._caps.vocab_size:
+                return tokens[:i]
+        return tokens
+
+    # After a step
+
+    def judge(self, flight: Flight, found: Several[Several[Emission]]) -> list[Verdict]:
+        """What stands of a checked step, row by row."""
+        verdicts = []
+        for row, draft, line in zip(flight.rows, flight.drafts, found, strict=True):
+            gaps = [e.gap for e in line] if self.noise and draft else None
+            room = row.room - row.num_generated
+            drawn = [e.token for e in line]
+            verdicts.append(judge(draft, drawn, gaps, self.noise, row.request.stop_ids, room))  # type: ignore[arg-type]
+        return verdicts
+
+    def settle(self, plan: Plan, flight: Flight, verdicts: Several[Verdict], seconds: float) -> None:
+        """A checked step is over. Called before its tokens are committed."""
+        for row, verdict in zip(flight.rows, verdicts, strict=True):
+            draft = plan.drafts.get(row)
+            if row.speculator is not None:
+                row.speculator.settled(draft, verdict)
+                row.speculator.plain_next = verdict.tie and verdict.taken == 0
+            if draft is not None:
+                self.counters.settled(draft.source, verdict.judged, verdict.matched)
+                self.counters.rewinds += len(draft.tokens) > verdict.kept
+            self.counters.ties += verdict.tie
+            if self.following is not None:
+                agreed = verdict.kept if draft is not None and draft.source is Source.DRAFT else 0
+                self.following.keep(row, len(row.tokens) + agreed)
+        with_drafts = [v.matched for row, v in zip(flight.rows, verdicts, strict=True) if row in plan.drafts]
+        self.counters.verified(with_drafts, sum(v.taken for v in verdicts), seconds)
+        self.cost.observe(len(flight.rows) * max(flight.fed), seconds)
+
+    def plain(self, rows: Several[Sequence], seconds: float | None) -> None:
+        """A plain step of these rows is over. `seconds` None: it did not overlap with others, so it tells nothing."""
+        for row in rows:
+            if row.speculator is not None:
+                row.speculator.settled(None, None)
+        if seconds is not None:
+            self.cost.observe_plain(len(rows), seconds)
+            self.counters.plain(len(rows), seconds)

@@ -1,0 +1,1 @@
+"""What the server counts, keeps for a while, and tells: counters, histories, one snapshot for every reader."""

@@ -1,0 +1,94 @@
+"""From a configuration and a catalogue to the models that an engine may load."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+
+from treadle import runtime
+from treadle.config import Config
+from treadle.errors import ConfigError
+from treadle.models import pairing
+from treadle.models.catalogue import Catalogue, Entry
+from treadle.models.folders import Progress
+from treadle.models.load import LoadedModel, load_model
+from treadle.models.recipe import Prepared, Recipe
+from treadle.models.sources import ResolvedSource, resolve, title
+from treadle.models.weigh import weight_bytes
+
+log = logging.getLogger(__name__)
+
+Bars = Callable[[], AbstractContextManager[Progress | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """The first model is loaded at the start; `rules` map patterns to names."""
+
+    first: Recipe
+    others: tuple[Recipe, ...]
+    rules: Mapping[str, str]
+
+
+def offer(config: Config, catalogue: Catalogue, bars: Bars = nullcontext) -> Offer:
+    """What `config.model`, which may be a name of the catalogue, and the catalogue make together.
+
+    `bars` shows the progress of the first download; later ones go on in silence. Raises ConfigError.
+    """
+    first = catalogue.find(config.model) or _unlisted(config.model, catalogue)
+    others = [entry for entry in catalogue.entries if entry is not first]
+    names = {name for entry in (first, *others) for name in entry.names}
+    for rule in catalogue.rules:
+        if rule.target not in names:
+            known = ", ".join(sorted(names))
+            raise ConfigError(
+                f"{rule.place}: rules.{rule.pattern} names the model {rule.target!r}, but there are {known}.",
+                param="rules",
+            )
+    return Offer(
+        _recipe(first, first.config(config, first=True), bars),
+        tuple(_recipe(entry, entry.config(config, first=False), nullcontext) for entry in others),
+        {rule.pattern: rule.target for rule in catalogue.rules},
+    )
+
+
+def _unlisted(source: str, catalogue: Catalogue) -> Entry:
+    """A model of the command line that the catalogue does not have."""
+    name = title(source)
+    if catalogue.find(name) is not None:
+        raise ConfigError(
+            f"The model {source!r} has the name {name!r} of another one in the models file.", param="model"
+        )
+    return Entry(name, source, () if source == name else (source,))
+
+
+def _recipe(entry: Entry, config: Config, bars: Bars) -> Recipe:
+    return Recipe(entry.name, config, partial(prepare, entry, config, bars), entry.aliases, entry.pinned)
+
+
+def prepare(entry: Entry, config: Config, bars: Bars = nullcontext) -> Prepared:
+    """Download what is missing and weigh it; blocks. Raises LoadError."""
+    with bars() as report:
+        source = resolve(entry.source, report)
+        wanted = config.draft_model if config.speculation in ("auto", "draft") else pairing.NONE
+        draft = pairing.draft_source(source, wanted, report)
+    log.info("Loading %s from %s.", entry.name, source.path)
+    sources = [source] if draft is None else [source, draft]
+    backend = runtime.device_facts().backend
+    num_bytes = sum(weight_bytes(one, backend, runtime.free_memory()) for one in sources)
+    return Prepared(num_bytes, partial(load_entry, source, entry, config, draft))
+
+
+def load_entry(
+    source: ResolvedSource, entry: Entry, config: Config, draft: ResolvedSource | None = None
+) -> LoadedModel:
+    """Load a model as its entry wants it, and the one that drafts for it. Engine thread; raises as `load_model`."""
+    loaded = load_model(source, config.context_length, chat_template=entry.chat_template)
+    loaded = replace(loaded, name=entry.name, defaults=loaded.defaults | dict(entry.sampling))
+    if draft is None:
+        return loaded
+    named = config.draft_model != pairing.AUTO
+    return replace(loaded, draft=pairing.checked(loaded, partial(load_model, draft, None), draft.name, named))

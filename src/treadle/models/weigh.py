@@ -1,0 +1,59 @@
+"""How much memory a model's weights will take, from its files alone. No MLX."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from treadle import runtime
+from treadle.errors import LoadError
+from treadle.models import gguf
+from treadle.models.folder_model import read_json
+from treadle.models.placement import FLOAT32_BYTES, hold_dense
+from treadle.models.sources import ResolvedSource
+
+
+def weight_bytes(source: ResolvedSource, backend: runtime.Backend, free_bytes: int) -> int:
+    """An estimate; what is really taken is counted after the load. Raises LoadError for files that are damaged."""
+    if source.kind == "gguf":
+        opened = gguf.read(source.path)
+        parameters, stored = opened.num_parameters, sum(path.stat().st_size for path in opened.paths)
+    else:
+        tensors = [tensor for path in sorted(source.path.glob("*.safetensors")) for tensor in _tensors(path)]
+        parameters, stored = folder_parameters(source.path, dict(tensors)), sum(_size(info) for _, info in tensors)
+    return parameters * FLOAT32_BYTES if hold_dense("auto", backend, parameters, free_bytes) else stored
+
+
+def folder_parameters(path: Path, tensors: Mapping[str, Any]) -> int:
+    """Weights by number: packed ones are as many as their scales have groups of."""
+    group = (read_json(path / "config.json").get("quantization") or {}).get("group_size", 64)
+    count = 0
+    for name, info in tensors.items():
+        stem = name.rpartition(".")[0]
+        if name.endswith(".scales"):
+            count += math.prod(info["shape"]) * int(group)
+        elif not name.endswith(".biases") and f"{stem}.scales" not in tensors:
+            count += math.prod(info["shape"])
+    return count
+
+
+def _tensors(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The names of a safetensors file with their dtype, shape and place."""
+    try:
+        with path.open("rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            header = json.loads(file.read(length))
+    except (OSError, ValueError, struct.error, MemoryError, OverflowError) as error:
+        raise LoadError(f"{path} is damaged; download the model again.") from error
+    for name, info in header.items():
+        if name != "__metadata__":
+            yield name, info
+
+
+def _size(info: Mapping[str, Any]) -> int:
+    start, end = info["data_offsets"]
+    return int(end) - int(start)

@@ -1,0 +1,78 @@
+"""What a model's steps cost and how much their logits wobble, measured when it is loaded. Engine thread only.
+
+The same tokens are computed one by one and several at once. The logits differ by rounding only, because other kernels
+add in another order; a draft is kept where the best two are farther apart than that (`accept.py`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from treadle.cache.layers import Layers
+from treadle.speculate.cost import CostTable
+
+PROMPT = 32  # tokens before the measured ones
+WIDTHS = (2, 3, 4, 5, 6, 8, 12, 16)
+SAFETY = 2.0  # two logits may move in opposite directions
+BUDGET_S = 3.0  # no new width is begun after so long
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """`noise`: how much closer than this two logits may be to be told apart by a step over several tokens."""
+
+    noise: float = 0.0
+    cost: CostTable = field(default_factory=CostTable)
+
+
+def calibrate(model: Any, vocab_size: int, new_layers: Callable[[], Layers]) -> Calibration:
+    """Some 30 small steps of one sequence. Costs of wider batches are learnt in use."""
+    ids = [(7 * i * i + 3 * i + 1) % vocab_size for i in range(PROMPT + max(WIDTHS))]
+    layers = new_layers()
+    _step(model, layers, ids[:PROMPT])
+    began = time.perf_counter()
+    singles = _singles(model, layers, ids[PROMPT:])
+    cost, noise = CostTable(), 0.0
+    cost.observe(1, singles[1])
+    for width in WIDTHS:
+        if time.perf_counter() - began > BUDGET_S:
+            break
+        fed = ids[PROMPT : PROMPT + width]
+        _undone(model, layers, fed)  # the first of a size also builds its kernels
+        logits, seconds = _undone(model, layers, fed)
+        cost.observe(width, seconds)
+        noise = max(noise, float(np.abs(np.array(logits - singles[0][:width])).max()))
+    return Calibration(SAFETY * noise, cost)
+
+
+def _singles(model: Any, layers: Layers, ids: list[int]) -> tuple[Any, float]:
+    """Logits [len(ids), vocab] of single steps, and the seconds of the quicker half; nothing of them stays."""
+    states, logits, times = layers.states_now(), [], []
+    for id in ids:
+        began = time.perf_counter()
+        logits.append(_step(model, layers, [id]))
+        times.append(time.perf_counter() - began)
+    layers.go_back(states, {0: len(ids)})
+    return mx.concatenate(logits), sorted(times)[len(times) // 2]
+
+
+def _undone(model: Any, layers: Layers, ids: list[int]) -> tuple[Any, float]:
+    states, began = layers.states_now(), time.perf_counter()
+    logits = _step(model, layers, ids)
+    seconds = time.perf_counter() - began
+    layers.go_back(states, {0: len(ids)})
+    return logits, seconds
+
+
+def _step(model: Any, layers: Layers, ids: list[int]) -> Any:
+    layers.begin([len(ids)])
+    logits = model(mx.array([ids]), cache=layers.caches)[0].astype(mx.float32)
+    layers.end()
+    mx.eval(logits, layers.arrays())
+    return logits

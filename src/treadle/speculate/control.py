@@ -1,0 +1,264 @@
+"""How many tokens to draft (section 4 of the design). Pure: no MLX, no clock.
+
+Everything is measured in plain steps: a round costs `ratio` of them and makes `accepted + 1` tokens. Acceptance is
+learnt per lane: a source, and for lookup also the length of the match (2 and 3, 4 to 7, 8).
+
+| situation                                             | drafts                                                    |
+|-------------------------------------------------------|-----------------------------------------------------------|
+| plain steps of about so many rows were never measured | 0                                                         |
+| verify steps were never measured                      | as if they cost what plain steps cost                     |
+| a lane was never tried                                | by a prior: a long match is likely to go on               |
+| expected tokens per second beat plain by `min_gain`   | the fewest within 1 % of the best number, and as many     |
+|                                                       | more as the padding of the step has room for at no cost   |
+| acceptance rises (> 80 %), or falls (< 50 %)          | more, or fewer: the best number moves                     |
+| no number beats plain                                 | 0: the lane cools down                                    |
+| it has cooled for `warm_up` steps, then for twice as  | a probe: the cheapest number that would pay if all of it  |
+| many each time, up to `probe_every`                   | were accepted; 0 if none would                            |
+| a round, or a probe, that might overdraw              | fewer, or 0                                               |
+
+Overdrawing: the time lost to rounds, less the time won by them, never exceeds GRACE plain steps and ALLOWANCE of a
+step per token made. Whatever the text does, n tokens take at most 1.02 n + 2 plain steps, as far as the cost table is
+right; a round that a tie left without a token may add one. Time won is kept up to CREDIT steps only, so that a text
+that changes its nature cannot lose it all again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from math import sqrt
+
+from treadle.speculate.cost import MOST_WIDTH, CostTable
+
+MIN_GAIN = 0.03
+WARM_UP = 20  # steps
+PROBE_EVERY = 200  # steps
+GRACE = 2.0  # plain steps
+ALLOWANCE = 0.02  # plain steps per token
+CREDIT = 20.0  # plain steps
+
+_DECAY = 0.97  # of what was seen, per round
+_PRIOR_WEIGHT = 4.0  # the prior counts as so many drafts
+_COOLED_WEIGHT = 2.0  # and what is left of the evidence after a cool-down
+_POOL_WEIGHT = 8.0  # and the mean of all positions, for each position
+_DOUBT = 0.6  # standard errors by which an estimate is raised: what is little known is worth a try
+_NEAR_BEST = 0.99
+
+
+class Source(StrEnum):
+    """Where drafts come from."""
+
+    LOOKUP = "lookup"
+    DRAFT = "draft"
+    FORCED = "forced"
+
+
+class Control:
+    """The decisions for one request. `want` and, where it led to drafts, `settled`; `step` after every other step."""
+
+    def __init__(self, min_gain: float = MIN_GAIN, warm_up: int = WARM_UP, probe_every: int = PROBE_EVERY) -> None:
+        self._min_gain = min_gain
+        self._warm_up = warm_up
+        self._probe_every = probe_every
+        self._lanes: dict[tuple[Source, int], _Lane] = {}
+        self._asked: dict[Source, _Round] = {}
+        self._steps = 0
+        self._balance = GRACE  # plain steps that may be lost
+        self._cooldowns = 0
+
+    @property
+    def cooldowns(self) -> int:
+        """Times that a lane stopped because it did not pay, after a probe included."""
+        return self._cooldowns
+
+    def want(
+        self,
+        source: Source,
+        matched: int,
+        rows: int,
+        cost: CostTable,
+        limit: int,
+        *,
+        draft_s: float = 0.0,
+        riding: int = 0,
+    ) -> int:
+        """The number of drafts, 0 to `limit`, that makes most tokens per second.
+
+        `matched`: tokens of the match that a lookup rests on, 0 for other sources. `rows`: of the step; `riding` of
+        them, not this one, have no drafts and pay for the wider step all the same. `draft_s`: seconds per drafted
+        token.
+        """
+        self._asked.pop(source, None)
+        lane = self._lane(source, matched)
+        probing = lane.idle
+        if probing and self._steps < lane.resume:
+            return 0
+        offers = self._offers(rows, cost, limit, draft_s, (rows - riding) / rows)
+        chosen = self._best(lane, offers)
+        if chosen is None and probing:
+            chosen = self._cheapest(offers)
+        if chosen is None:
+            return 0
+        self._asked[source] = _Round(lane, chosen.loss)
+        return chosen.drafts
+
+    def settled(self, source: Source, drafted: int, accepted: int, more: int = 1) -> None:
+        """`accepted` of `drafted` judged drafts matched, and `more` tokens came with them: 0 after a tie.
+
+        Drafts that nobody judged, behind a stop or left to a tie, do not count as drafted. Raises ValueError unless
+        the last `want` of this source led to drafts that were not settled yet.
+        """
+        if not 0 <= accepted <= drafted:
+            raise ValueError(f"{accepted} of {drafted} drafts cannot be accepted")
+        asked = self._asked.pop(source, None)
+        if asked is None:
+            raise ValueError(f"no drafts of {source.value} are to be settled")
+        asked.lane.see(drafted, accepted)
+        asked.lane.idle = False
+        asked.lane.streak += 1
+        if asked.lane.streak >= self._warm_up:
+            asked.lane.pause = self._warm_up
+        won = accepted + more - 1
+        self._balance = min(CREDIT, self._balance + won - asked.loss + ALLOWANCE * (accepted + more))
+        self._steps += 1
+
+    def step(self) -> None:
+        """One step without drafts of this request, its own or as a row that rides along."""
+        self._balance = min(CREDIT, self._balance + ALLOWANCE)
+        self._steps += 1
+
+    def survival(self, source: Source, matched: int, count: int) -> tuple[float, ...]:
+        """The probability, as decisions take it, that draft i is accepted, for i = 1 to `count`."""
+        return tuple(self._lane(source, matched).survival(count))
+
+    def _lane(self, source: Source, matched: int) -> _Lane:
+        key, prior = _prior(source, matched)
+        lane = self._lanes.get((source, key))
+        if lane is None:
+            lane = self._lanes[source, key] = _Lane(prior, self._warm_up)
+        return lane
+
+    def _offers(self, rows: int, cost: CostTable, limit: int, draft_s: float, share: float) -> list[_Offer]:
+        """What each number of drafts costs, as far as it can be lost."""
+        plain = cost.plain(rows)
+        if plain is None or limit < 1:
+            return []
+        steps = cost.steps(rows, max(limit + 1, MOST_WIDTH))
+        offers = []
+        for drafts in range(1, limit + 1):
+            seconds, width = (steps[drafts].seconds, steps[drafts].width) if steps else (plain, drafts + 1)
+            ratio = (seconds + drafts * draft_s) / plain
+            offer = _Offer(drafts, ratio, (ratio - 1) / share, share, 0 if draft_s else min(limit, width - 1))
+            if offer.loss <= self._balance:
+                offers.append(offer)
+        return offers
+
+    def _best(self, lane: _Lane, offers: list[_Offer]) -> _Offer | None:
+        if not offers:
+            return None
+        survival = lane.survival(offers[-1].drafts)
+        expected, total = [], 0.0
+        for probability in survival:
+            total += probability
+            expected.append(total)
+        rates = [offer.rate(expected[offer.drafts - 1]) for offer in offers]
+        best = max(rates)
+        if best < 1 + self._min_gain:
+            self._cool(lane)
+            return None
+        chosen = next(offer for offer, rate in zip(offers, rates, strict=True) if rate >= best * _NEAR_BEST)
+        return chosen.filled()
+
+    def _cool(self, lane: _Lane) -> None:
+        if lane.idle:
+            return
+        if lane.streak:
+            self._cooldowns += 1
+        lane.cool(self._steps)
+        lane.pause = min(2 * lane.pause, self._probe_every)
+
+    def _cheapest(self, offers: list[_Offer]) -> _Offer | None:
+        paying = [offer for offer in offers if offer.rate(offer.drafts) >= 1 + self._min_gain]
+        return min(paying, key=lambda offer: offer.ratio).filled() if paying else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Offer:
+    """A number of drafts and its price in plain steps."""
+
+    drafts: int
+    ratio: float  # what the whole step costs
+    loss: float  # what one drafting row loses if nothing is accepted
+    share: float  # of rows that draft
+    room: int  # drafts that cost no more, 0 if each has a price
+
+    def rate(self, accepted: float) -> float:
+        """Tokens of all rows per plain step's time, relative to plain steps."""
+        return (1 + self.share * accepted) / self.ratio
+
+    def filled(self) -> _Offer:
+        return replace(self, drafts=max(self.drafts, self.room))
+
+
+@dataclass(frozen=True, slots=True)
+class _Round:
+    """What the last `want` of a source was about."""
+
+    lane: _Lane
+    loss: float
+
+
+@dataclass(slots=True)
+class _Lane:
+    """What was seen of one kind of draft: of the drafts at each position that were judged, how many were accepted."""
+
+    prior: float
+    pause: int  # steps of the next cool-down
+    weight: float = _PRIOR_WEIGHT
+    hits: list[float] = field(default_factory=list)
+    trials: list[float] = field(default_factory=list)
+    idle: bool = False
+    resume: int = 0  # the step at which a probe is due
+    streak: int = 0  # rounds since the last cool-down
+
+    def see(self, drafted: int, accepted: int) -> None:
+        missing = drafted - len(self.hits)
+        self.hits = [x * _DECAY for x in self.hits] + [0.0] * missing
+        self.trials = [x * _DECAY for x in self.trials] + [0.0] * missing
+        for i in range(min(accepted + 1, drafted)):
+            self.trials[i] += 1
+        for i in range(accepted):
+            self.hits[i] += 1
+
+    def survival(self, count: int) -> list[float]:
+        mean = self._mean()
+        mean = min(1.0, mean + _DOUBT * sqrt(mean * (1 - mean) / (self.weight + sum(self.trials))))
+        alive, survival = 1.0, []
+        for i in range(count):
+            if i < len(self.hits):
+                alive *= (_POOL_WEIGHT * mean + self.hits[i]) / (_POOL_WEIGHT + self.trials[i])
+            else:
+                alive *= mean
+            survival.append(alive)
+        return survival
+
+    def cool(self, now: int) -> None:
+        """Stop until a probe; little of the evidence is kept, so that the probe can overturn it."""
+        if self.streak:
+            self.prior, self.weight = self._mean(), _COOLED_WEIGHT
+            self.hits, self.trials = [], []
+        self.idle, self.streak, self.resume = True, 0, now + self.pause
+
+    def _mean(self) -> float:
+        return (self.weight * self.prior + sum(self.hits)) / (self.weight + sum(self.trials))
+
+
+def _prior(source: Source, matched: int) -> tuple[int, float]:
+    """The lane within the source, and how likely the next draft is accepted before anything was seen."""
+    if source is Source.FORCED:
+        return 0, 0.99
+    if source is Source.DRAFT:
+        return 0, 0.6
+    if matched >= 8:
+        return 8, 0.85
+    return (4, 0.6) if matched >= 4 else (2, 0.35)

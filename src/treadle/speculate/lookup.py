@@ -1,0 +1,277 @@
+"""Drafts from what the text already said: prompt lookup (section 4 of the design). No MLX.
+
+The longest suffix of 8 to 2 tokens that occurred before is found, and what followed its most recent occurrence is
+proposed. n-grams are found in two places: a dictionary for the newest tokens, and `_Run`s, arrays sorted by hash, for
+all older ones. A run over a whole prompt is built by vector operations, when it is first asked for a length.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treadle.types import Ids
+
+LONGEST = 8
+SHORTEST = 2
+SHORTEST_SHARED = 4  # of a match in other replies: a shorter one says little there
+
+_RECENT = 1024  # tokens in the dictionary before they become a run
+_EAGER = 256  # more new tokens than this become a run at once
+_POSITION_BITS = 24
+_POSITION_MASK = (1 << _POSITION_BITS) - 1
+_MASK = (1 << 64) - 1
+_MULTIPLIER = 0x9E3779B97F4A7C15
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """Tokens that may follow, and the length of the match that the first of them rests on (0: none)."""
+
+    tokens: tuple[int, ...] = ()
+    matched: int = 0
+
+
+class NgramIndex:
+    """The n-grams of one sequence, prompt and output. Nothing is built before the first `propose`.
+
+    `tokens` [num_tokens] is copied. No proposal contains a negative id or one of `barred`. Matches shorter than
+    `shortest` tokens do not count.
+    """
+
+    def __init__(self, tokens: Ids, barred: frozenset[int] = frozenset(), *, shortest: int = SHORTEST) -> None:
+        if not 1 <= shortest <= LONGEST:
+            raise ValueError(f"shortest must lie in 1..{LONGEST}, not {shortest}")
+        self._tokens = array("q", np.ascontiguousarray(tokens, dtype=np.int64).tobytes())
+        self._barred = barred
+        self._shortest = shortest
+        self._runs: list[_Run] = []  # ascending, without gaps, up to `_recent_from`
+        self._recent: dict[tuple[int, ...], int] = {}  # n-gram -> its last end, for ends from `_recent_from`
+        self._recent_from = 0
+        self._indexed = 0  # n-grams that end before this position are in one of the two
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Append accepted tokens. O(1) per token."""
+        self._tokens.extend(tokens)
+
+    def propose(self, k: int, ahead: Sequence[int] = ()) -> Proposal:
+        """Up to `k` tokens that may follow the sequence and `ahead`, which is not kept.
+
+        Where a copied stretch reaches the end of what is known, the proposal goes on as if its tokens were part of
+        the sequence. It ends before the first barred token.
+        """
+        self._catch_up()
+        extra = list(ahead)
+        matched = 0
+        while (room := k + len(ahead) - len(extra)) > 0:
+            end, length = self._longest(extra)
+            if not length:
+                break
+            copied = self._copy(end, room, extra)
+            kept = self._before_barred(copied)
+            extra += kept
+            matched = matched or length
+            if len(kept) < len(copied):
+                break
+        drafts = tuple(extra[len(ahead) :])
+        return Proposal(drafts, matched) if drafts else Proposal()
+
+    def _copy(self, start: int, count: int, extra: list[int]) -> list[int]:
+        known = self._tokens[start : start + count].tolist()
+        skip = max(0, start - len(self._tokens))
+        return known + extra[skip : skip + count - len(known)]
+
+    def _before_barred(self, tokens: list[int]) -> list[int]:
+        for i, token in enumerate(tokens):
+            if token < 0 or token in self._barred:
+                return tokens[:i]
+        return tokens
+
+    def _longest(self, extra: list[int]) -> tuple[int, int]:
+        """The end and the length of the longest, then most recent, earlier occurrence of the suffix; length 0: none."""
+        window = [*self._tokens[-LONGEST:], *extra]
+        end, length = self._longest_near(window, len(extra))
+        if length < LONGEST:
+            far_end, far_length = self._longest_far(tuple(window[-LONGEST:]))
+            if far_length > length:
+                return far_end, far_length
+        return end, length
+
+    def _longest_near(self, window: list[int], num_extra: int) -> tuple[int, int]:
+        """The same among ends that no index knows: after the last token of the sequence, or within the extra ones."""
+        best_end, best = 0, 0
+        for end in range(len(window) - 1, len(window) - num_extra - 1, -1):
+            length = _common_suffix(window, end)
+            if length > best and length >= self._shortest:
+                best_end, best = len(self._tokens) + num_extra - len(window) + end, length
+                if best == LONGEST:
+                    break
+        return best_end, best
+
+    def _longest_far(self, suffix: tuple[int, ...]) -> tuple[int, int]:
+        """The same among indexed ends. An occurrence of n tokens is one of n - 1: the length is found by bisection."""
+        best_end = 0
+        low, high = self._shortest - 1, len(suffix)
+        while low < high:
+            middle = (low + high + 1) // 2
+            end = self._find(suffix[-middle:])
+            if end is None:
+                high = middle - 1
+            else:
+                best_end, low = end, middle
+        return best_end, low if low >= self._shortest else 0
+
+    def _find(self, gram: tuple[int, ...]) -> int | None:
+        end = self._recent.get(gram)
+        if end is not None:
+            return end
+        hashed = _hash(gram)
+        for run in reversed(self._runs):
+            end = run.find(self._tokens, gram, hashed)
+            if end is not None:
+                return end
+        return None
+
+    def _catch_up(self) -> None:
+        """Index all n-grams that are followed by a token."""
+        end = len(self._tokens)
+        if end - self._indexed > _EAGER or end - self._recent_from > _RECENT:
+            self._add_run(end)
+        else:
+            for position in range(self._indexed, end):
+                tail = tuple(self._tokens[max(0, position - LONGEST) : position])
+                for skip in range(len(tail) - self._shortest + 1):
+                    self._recent[tail[skip:]] = position
+        self._indexed = end
+
+    def _add_run(self, end: int) -> None:
+        """Turn all that no run covers into one, together with runs that are no larger: their number stays small."""
+        start = self._recent_from
+        while self._runs and self._runs[-1].size <= end - start:
+            start = self._runs.pop().start
+        self._runs.append(_Run(start, end))
+        self._recent.clear()
+        self._recent_from = end
+
+
+class RecentReplies:
+    """The n-grams of the newest replies of all requests, at most `max_tokens` tokens together.
+
+    A second source where a sequence's own index has no match of `SHORTEST_SHARED` tokens or more. The newest reply
+    wins among matches of one length.
+    """
+
+    def __init__(self, max_tokens: int, barred: frozenset[int] = frozenset()) -> None:
+        if max_tokens < 1:
+            raise ValueError(f"max_tokens must be positive, not {max_tokens}")
+        self._max_tokens = max_tokens
+        self._barred = barred
+        self._replies: deque[array[int]] = deque()
+        self._held = 0
+        self._index = self._build()
+
+    def __len__(self) -> int:
+        """Tokens held."""
+        return self._held
+
+    def add(self, tokens: Sequence[int]) -> None:
+        """Remember a reply, its last `max_tokens` tokens if it is longer; the oldest make room."""
+        reply = array("q", tokens[-self._max_tokens :])
+        if not reply:
+            return
+        self._replies.append(reply)
+        self._held += len(reply)
+        if self._held > self._max_tokens:
+            self._forget()
+        else:
+            self._append(self._index, len(self._replies), reply)
+
+    def propose(self, k: int, ahead: Sequence[int]) -> Proposal:
+        """Up to `k` tokens that followed the end of `ahead`, the asking sequence's last tokens, in some reply."""
+        return self._index.propose(k, ahead[-LONGEST:])
+
+    def _forget(self) -> None:
+        # A quarter goes at once, so that building anew stays rare. The newest reply always stays.
+        while len(self._replies) > 1 and self._held > self._max_tokens * 3 // 4:
+            self._held -= len(self._replies.popleft())
+        self._index = self._build()
+
+    def _build(self) -> NgramIndex:
+        index = NgramIndex(np.empty(0, np.int64), self._barred, shortest=SHORTEST_SHARED)
+        for number, reply in enumerate(self._replies, start=1):
+            self._append(index, number, reply)
+        return index
+
+    @staticmethod
+    def _append(index: NgramIndex, number: int, reply: array[int]) -> None:
+        # Each reply ends with an id of its own: nothing is copied or matched across it.
+        index.extend(reply)
+        index.extend((-number,))
+
+
+class _Run:
+    """The n-grams that end at positions in [start, end), for each length sorted by (hash, end). Built when asked."""
+
+    def __init__(self, start: int, end: int) -> None:
+        if end > _POSITION_MASK:
+            raise ValueError(f"a sequence may have {_POSITION_MASK} tokens, not {end}")
+        self.start = start
+        self.size = end - start
+        self._end = end
+        self._sorted: dict[int, NDArray[np.uint64]] = {}
+
+    def find(self, tokens: array[int], gram: tuple[int, ...], hashed: int) -> int | None:
+        """The last position here at which `gram` ends."""
+        entries = self._sorted.get(len(gram))
+        if entries is None:
+            entries = self._sorted[len(gram)] = self._sort(tokens, len(gram))
+        prefix = hashed & ~_POSITION_MASK
+        wanted = array("q", gram)
+        index = int(entries.searchsorted(np.uint64(prefix | _POSITION_MASK), side="right")) - 1
+        while index >= 0:
+            entry = int(entries[index])
+            if entry & ~_POSITION_MASK != prefix:
+                return None
+            end = entry & _POSITION_MASK
+            if tokens[end - len(gram) : end] == wanted:
+                return end
+            index -= 1
+        return None
+
+    def _sort(self, tokens: array[int], length: int) -> NDArray[np.uint64]:
+        first = max(self.start, length)
+        if first >= self._end:
+            return np.empty(0, np.uint64)
+        ids = np.frombuffer(tokens, dtype=np.uint64)
+        hashed = np.zeros(self._end - first, np.uint64)
+        for back in range(length, 0, -1):
+            hashed += ids[first - back : self._end - back]
+            hashed += np.uint64(1)
+            hashed *= np.uint64(_MULTIPLIER)
+        hashed &= np.uint64(_MASK ^ _POSITION_MASK)
+        hashed |= np.arange(first, self._end, dtype=np.uint64)
+        hashed.sort()
+        return hashed
+
+
+def _hash(gram: tuple[int, ...]) -> int:
+    hashed = 0
+    for token in gram:
+        hashed = (hashed + token + 1) * _MULTIPLIER & _MASK
+    return hashed
+
+
+def _common_suffix(window: list[int], end: int) -> int:
+    """How many tokens before `end` equal those before the end of `window`, at most LONGEST."""
+    length = 0
+    while length < LONGEST and length < end and window[end - 1 - length] == window[-1 - length]:
+        length += 1
+    return length

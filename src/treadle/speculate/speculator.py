@@ -1,0 +1,115 @@
+"""The drafts of one request: where they come from, how many there are, and what became of them. No MLX."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from treadle.speculate.accept import Verdict
+from treadle.speculate.control import Control, Source
+from treadle.speculate.cost import CostTable
+from treadle.speculate.lookup import SHORTEST_SHARED, NgramIndex, Proposal, RecentReplies
+from treadle.types import Ids
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A proposed continuation and where it is from."""
+
+    tokens: tuple[int, ...]
+    source: Source
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a step would cost a row that brings drafts."""
+
+    cost: CostTable
+    rows: int  # of the step
+    riding: int  # rows that pay for a wider step without drafts of their own
+    limit: int  # most drafts
+    surcharge_s: float = 0.0  # per draft, beyond the step itself
+
+
+class Speculator:
+    """One request's index, its control, and its counts. `extend` with every token that is committed."""
+
+    def __init__(self, tokens: Ids, barred: frozenset[int], replies: RecentReplies | None = None) -> None:
+        self.control = Control()
+        self.drafted = 0
+        self.accepted = 0
+        self.plain_next = False  # a line was too close to call: the next step is without drafts
+        self._index = NgramIndex(tokens, barred)
+        self._recent = tokens[-16:].tolist()
+        self._replies = replies
+        self._expected: int | None = None
+
+    def extend(self, token: int) -> None:
+        self._index.extend([token])
+        self._recent = [*self._recent[-15:], token]
+
+    def forced(self, tokens: list[int], terms: Terms) -> Draft | None:
+        """Drafts from the only continuation that a grammar spells."""
+        return self._wanted(Source.FORCED, Proposal(tuple(tokens)), terms)
+
+    def lookup(self, terms: Terms, least: int = 0) -> Draft | None:
+        """Drafts from what the text, or a recent reply, already said, if the match is at least `least` long."""
+        proposal = self._proposal(terms.limit)
+        return self._wanted(Source.LOOKUP, proposal, terms) if proposal.matched >= least else None
+
+    def wants_model(self, terms: Terms) -> int:
+        """How many tokens a draft model should propose."""
+        cost = terms.cost
+        return self.control.want(
+            Source.DRAFT, 0, terms.rows, cost, terms.limit, draft_s=terms.surcharge_s, riding=terms.riding
+        )
+
+    def foresees(self, terms: Terms) -> bool:
+        """Whether drafts will be worth while if the token under way is the one that lookup expects.
+
+        Then it is read before the next step, which costs the overlap; `landed` tells whether that was right.
+        """
+        proposal = self._proposal(terms.limit + 1)
+        if len(proposal.tokens) < 2:
+            return False
+        rest = Proposal(proposal.tokens[1:], proposal.matched)
+        if self._wanted(Source.LOOKUP, rest, terms) is None:
+            return False
+        self._expected = proposal.tokens[0]
+        return True
+
+    def landed(self, token: int) -> None:
+        """The token that `foresees` waited for: if it is another one, that was a draft refused."""
+        if self._expected is not None and token != self._expected:
+            self.control.settled(Source.LOOKUP, 1, 0)
+        self._expected = None
+
+    def settled(self, draft: Draft | None, verdict: Verdict | None) -> None:
+        """What became of a step's drafts; both None after a plain step."""
+        if draft is None or verdict is None:
+            self.control.step()
+            return
+        self.control.settled(draft.source, verdict.judged, verdict.matched, verdict.taken - verdict.matched)
+        self.drafted += verdict.judged
+        self.accepted += verdict.matched
+
+    def _proposal(self, limit: int) -> Proposal:
+        own = self._index.propose(limit)
+        if own.matched >= SHORTEST_SHARED or self._replies is None:
+            return own
+        shared = self._replies.propose(limit, self._recent)
+        return shared if shared.matched else own
+
+    def _wanted(self, source: Source, proposal: Proposal, terms: Terms) -> Draft | None:
+        limit = min(terms.limit, len(proposal.tokens))
+        if limit < 1:
+            return None
+        wanted = self.control.want(
+            source,
+            proposal.matched,
+            terms.rows,
+            terms.cost,
+            limit,
+            draft_s=terms.surcharge_s,
+            riding=terms.riding,
+        )
+        return Draft(proposal.tokens[:wanted], source) if wanted else None

@@ -1,0 +1,181 @@
+"""Packed rows of real models: what comes out is what the specification says, cut and batched in any way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from tests.tiny import VOCAB, tiny
+from treadle.cache import recent_columns
+from treadle.cache.attend import MOST_SHARED, over_packed
+from treadle.cache.layers import Layers
+from treadle.cache.packed_rows import PackedRows
+from treadle.cache.pieces import piece_of, rows_of
+from treadle.cache.quantise import scheme_for
+from treadle.models.capabilities import forward, new_layers
+from treadle.models.packed_attention import install
+from treadle.types import KvFormat
+
+NAME = "wide heads"
+FORMATS = [KvFormat(8, 8), KvFormat(4, 4), KvFormat(8, 4), KvFormat(16, 4), KvFormat(8, 16), KvFormat(8, 4, 32)]
+
+
+def assert_same(found: np.ndarray, expected: np.ndarray, kv: KvFormat) -> None:
+    """Sums in another order move a code by one now and then; to read other rows costs ten times as much."""
+    distance = np.abs(found - expected)
+    step = 0.02 if 4 in (kv.key_bits, kv.value_bits) else 0.002
+    assert (distance < step).mean() > 0.9 and distance.max() < 10 * step
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recent_columns, "BLOCK", 8)
+    monkeypatch.setattr(recent_columns, "SPARE", 8)
+
+
+@dataclass
+class Specified:
+    """A cache for one forward over a whole prompt: every row in both forms, and a mask that says who sees which."""
+
+    kv: KvFormat
+    offset: int = 0
+
+    def make_mask(self, n: int, return_array: bool = False, window_size: int | None = None) -> Any:
+        edges = np.array([recent_columns.edge(i, self.kv.recent) for i in range(n)])[:, None]
+        tokens, queries = np.arange(n)[None], np.arange(n)[:, None]
+        return mx.array(np.concatenate([tokens < edges, (tokens >= edges) & (tokens <= queries)], axis=1))
+
+    def update_and_fetch(self, keys: Any, values: Any) -> tuple[Any, Any]:
+        found = []
+        for rows, bits in ((keys, self.kv.key_bits), (values, self.kv.value_bits)):
+            scheme = None if bits == 16 else scheme_for(bits, self.kv.group_size, rows.shape[-1])
+            found.append(mx.concatenate([rows_of(piece_of(rows, scheme)), rows], axis=2))
+        return found[0], found[1]
+
+
+def specified(kv: KvFormat, ids: list[int]) -> np.ndarray:
+    """Logits [n, vocab]."""
+    model, caps = tiny(NAME)
+    return np.array(model(mx.array([ids]), cache=[Specified(kv) for _ in caps.layers])[0])
+
+
+def random_ids(n: int, seed: int = 0) -> list[int]:
+    return [int(x) for x in np.random.default_rng(seed).integers(0, VOCAB, n)]
+
+
+def fresh(kv: KvFormat) -> tuple[Any, Layers]:
+    model, caps = tiny(NAME)
+    install(model)
+    return model, new_layers(model, caps, kv)
+
+
+def read(kv: KvFormat, ids: list[int], chunks: list[int]) -> tuple[np.ndarray, Layers]:
+    """Logits [n, vocab] of a prompt computed in chunks, and its layers."""
+    model, layers = fresh(kv)
+    found, start = [], 0
+    for n in chunks:
+        found.append(np.array(forward(model, [ids[start : start + n]], layers)[0]))
+        start += n
+    assert start == len(ids)
+    return np.concatenate(found), layers
+
+
+@pytest.mark.parametrize("kv", FORMATS, ids=str)
+@pytest.mark.parametrize(
+    "chunks", [[60], [59, 1], [20, 40], [3, *[1] * 57], [37, 5, 9, 1, 1, 7]], ids=lambda c: f"{len(c)} chunks"
+)
+def test_any_chunks_give_what_is_specified(kv: KvFormat, chunks: list[int]) -> None:
+    kv = KvFormat(kv.key_bits, kv.value_bits, kv.group_size, recent=10)
+    ids = random_ids(60)
+    assert_same(read(kv, ids, chunks)[0], specified(kv, ids), kv)
+
+
+def test_sixteen_bits_change_nothing() -> None:
+    ids = random_ids(40)
+    model, caps = tiny(NAME)
+    plain = new_layers(model, caps)
+    exact = np.array(forward(model, [ids], plain)[0])
+    np.testing.assert_array_equal(read(KvFormat(16, 16), ids, [40])[0], exact)
+    assert not any(isinstance(r, PackedRows) for r in plain.rows)
+
+
+def test_a_recent_window_over_everything_changes_nothing() -> None:
+    ids = random_ids(40)
+    exact, _ = read(KvFormat(16, 16), ids, [30, *[1] * 10])
+    np.testing.assert_array_equal(read(KvFormat(4, 4, recent=40), ids, [30, *[1] * 10])[0], exact)
+    assert np.abs(read(KvFormat(4, 4, recent=4), ids, [30, *[1] * 10])[0] - exact).max() > 0.1
+
+
+@pytest.mark.parametrize("kv", FORMATS, ids=str)
+def test_rows_of_a_batch_give_what_is_specified(kv: KvFormat) -> None:
+    kv = KvFormat(kv.key_bits, kv.value_bits, kv.group_size, recent=10)
+    model, layers = fresh(kv)
+    texts = [random_ids(70, i) for i in range(3)]
+    lengths = [41, 9, 24]
+    expected = [specified(kv, ids) for ids in texts]
+    for i, n in enumerate(lengths):
+        _, solo = read(kv, texts[i][:n], [n])
+        layers = solo if i == 0 else layers
+        assert i == 0 or layers.join(solo) == i
+    for counts in ([1, 1, 1], [1, 5, 2], [7, 1, 12], *[[1, 1, 1]] * 12):
+        pieces = [texts[i][n : n + c] for i, (n, c) in enumerate(zip(lengths, counts, strict=True))]
+        logits = np.array(forward(model, pieces, layers))
+        for i, (n, c) in enumerate(zip(lengths, counts, strict=True)):
+            assert_same(logits[i, :c], expected[i][n : n + c], kv)
+        lengths = [n + c for n, c in zip(lengths, counts, strict=True)]
+        layers.rewind(1, 1)
+        lengths[1] -= 1
+
+
+@pytest.mark.parametrize("kv", FORMATS, ids=str)
+def test_to_take_back_and_go_on_is_never_to_have_gone(kv: KvFormat) -> None:
+    kv = KvFormat(kv.key_bits, kv.value_bits, kv.group_size, recent=3)
+    ids = random_ids(80)
+    expected, _ = read(kv, ids[:72], [30, *[3] * 14])
+    model, layers = fresh(kv)
+    forward(model, [ids[:30]], layers)
+    for start in range(30, 72, 3):
+        forward(model, [random_ids(8, start)], layers)
+        layers.rewind(0, 8)
+        found = np.array(forward(model, [ids[start : start + 3]], layers)[0])
+        np.testing.assert_array_equal(found, expected[start : start + 3])
+
+
+def test_what_is_no_longer_held_exactly_cannot_be_taken_back() -> None:
+    _, layers = read(KvFormat(8, 8, recent=3), random_ids(60), [30, *[1] * 30])
+    with pytest.raises(ValueError, match="exact rows"):
+        layers.rewind(0, 40)
+    assert layers.lengths == [60]
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("group", [32, 64, 128])
+def test_attention_over_packed_rows_is_attention_over_unpacked_ones(bits: int, group: int) -> None:
+    kv = KvFormat(bits, bits, group, recent=5)
+    columns = recent_columns.SoloRecent(kv.recent)
+    rows = PackedRows(columns, kv)
+    mx.random.seed(3)
+    for n in (50, 4):
+        columns.begin([n])
+        keys, values = rows.update_and_fetch(mx.random.normal((1, 2, n, 128)), mx.random.normal((1, 2, n, 128)))
+        queries, mask = mx.random.normal((1, 6, n, 128)), rows.make_mask(n, return_array=n == 50)
+        found = over_packed(queries, rows, 0.1, mask)
+        expected = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=0.1, mask=mask)
+        columns.end()
+        np.testing.assert_allclose(np.array(found), np.array(expected), atol=1e-4)
+
+
+def test_few_queries_read_packed_rows_and_many_unpack_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def counted(queries: Any, *rest: Any) -> Any:
+        seen.append(queries.shape[2])
+        return over_packed(queries, *rest)
+
+    monkeypatch.setattr("treadle.cache.attend.over_packed", counted)
+    read(KvFormat(8, 8, recent=3), random_ids(100), [20, 78, 1, 1])
+    assert set(seen) == {20, 1} and 20 * 2 <= MOST_SHARED < 78 * 2

@@ -1,0 +1,100 @@
+"""Packed rows: what a query reads depends on positions alone, whatever happened to the layers before."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.fakes import VOCAB, HashModel
+from treadle.cache import columns, recent_columns
+from treadle.cache.layers import Layers
+from treadle.models.capabilities import forward, new_layers
+from treadle.types import KvFormat
+
+SMALL = KvFormat(8, 8, 64, recent=5)
+tokens = st.integers(1, VOCAB - 1)
+
+
+@pytest.fixture(autouse=True)
+def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small buffers and blocks, so that everything happens within a few tokens."""
+    monkeypatch.setattr(columns, "STEP", 8)
+    monkeypatch.setattr(columns, "SLACK", 6)
+    monkeypatch.setattr(recent_columns, "BLOCK", 4)
+    monkeypatch.setattr(recent_columns, "SPARE", 6)
+
+
+def logits_alone(model: HashModel, ids: list[int]) -> np.ndarray:
+    return np.array(model(mx.array([ids]), cache=model.make_cache())[0, -1])
+
+
+class Batch:
+    """Some sequences in one `Layers`, and what they must be. Heads of one value cannot be packed, so nothing is lost
+    and the text must be exact, although it took the way of packed rows."""
+
+    def __init__(self, model: HashModel, kv: KvFormat) -> None:
+        self.model = model
+        self.kv = kv
+        self.layers: Any = None
+        self.tokens: list[list[int]] = []
+
+    def join(self, prompt: list[int], chunk: int) -> None:
+        solo = new_layers(self.model, self.model.caps, self.kv)
+        for start in range(0, len(prompt), chunk):
+            forward(self.model, [prompt[start : start + chunk]], solo)
+        if self.layers is None:
+            self.layers = solo
+        else:
+            assert self.layers.join(solo) == len(self.tokens)
+        self.tokens.append(list(prompt))
+
+    def step(self, pieces: list[list[int]]) -> None:
+        logits = np.array(forward(self.model, pieces, self.layers))
+        for row, piece in enumerate(pieces):
+            self.tokens[row] += piece
+            np.testing.assert_array_equal(logits[row, len(piece) - 1], logits_alone(self.model, self.tokens[row]))
+
+    def drop(self, row: int) -> None:
+        self.layers.drop(row)
+        self.tokens[row] = self.tokens[-1]
+        self.tokens.pop()
+
+    def rewind(self, row: int, n: int) -> None:
+        self.layers.rewind(row, n)
+        del self.tokens[row][len(self.tokens[row]) - n :]
+
+    def check(self) -> None:
+        assert self.layers.lengths == [len(t) for t in self.tokens]
+        for row, ids in enumerate(self.tokens):
+            alone: Layers = self.layers.take(row)
+            logits = np.array(forward(self.model, [[3, 4]], alone))[0, -1]
+            np.testing.assert_array_equal(logits, logits_alone(self.model, [*ids, 3, 4]))
+
+
+@pytest.mark.parametrize("kinds", [("rows", "rows"), ("rows", "window"), ("state", "rows")], ids="+".join)
+@settings(max_examples=40)
+@given(data=st.data())
+def test_any_history_reads_like_each_sequence_alone(kinds: tuple[str, ...], data: st.DataObject) -> None:
+    batch = Batch(HashModel(kinds, window=5), KvFormat(8, 8, 64, recent=data.draw(st.integers(1, 9))))
+    chunks = st.integers(1, 25)
+    batch.join(data.draw(st.lists(tokens, min_size=1, max_size=40)), data.draw(chunks))
+    for _ in range(data.draw(st.integers(1, 12))):
+        n = len(batch.tokens)
+        action = data.draw(st.sampled_from(["step", "step", "join", "drop", "rewind", "check"]))
+        if action == "join" and n < 5:
+            batch.join(data.draw(st.lists(tokens, max_size=40)), data.draw(chunks))
+        elif action == "drop" and n > 1:
+            batch.drop(data.draw(st.integers(0, n - 1)))
+        elif action == "rewind" and "state" not in kinds:
+            row = data.draw(st.integers(0, n - 1))
+            batch.rewind(row, data.draw(st.integers(0, min(6, len(batch.tokens[row])))))
+        elif action == "check":
+            batch.check()
+        else:
+            batch.step([data.draw(st.lists(tokens, min_size=1, max_size=9)) for _ in range(n)])
+    batch.check()
