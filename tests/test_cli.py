@@ -90,8 +90,12 @@ GIVEN = {
     "prefill_share": "0.25",
     "cache_quantization": "4",
     "cache_group_size": "32",
+    "kv_bits": "8/4",
+    "kv_group_size": "32",
     "cache_dir": "kept",
+    "log_format": "json",
 }  # where 7 is no legal value
+PATHS = ("cache_dir", "models_file")
 REPEATED = {
     "api_keys": ("--api-key", ("one", "two")),
     "allowed_origins": ("--allowed-origin", ("https://a.example", "http://b:80")),
@@ -115,7 +119,7 @@ def test_every_option_of_serve_reaches_its_field(monkeypatch: pytest.MonkeyPatch
             arguments += [part for value in wanted[field.name] for part in (flag, value)]
         else:
             text = GIVEN.get(field.name, "7")
-            wanted[field.name] = text if isinstance(default, str) or field.name == "cache_dir" else float(text)
+            wanted[field.name] = text if isinstance(default, str) or field.name in PATHS else float(text)
             arguments += ["--" + field.name.replace("_", "-"), text]
     assert asdict(served(monkeypatch, *arguments)) == wanted
 
@@ -185,7 +189,7 @@ def test_a_model_that_cannot_be_loaded_ends_the_server_with_its_sentence(
 def test_a_signal_drains_the_engine_and_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     engines: list[FakeEngine] = []
 
-    def make(load: object, config: Config) -> FakeEngine:
+    def make(*_: object) -> FakeEngine:
         engines.append(FakeEngine())
         return engines[0]
 

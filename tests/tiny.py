@@ -118,7 +118,12 @@ GOOD = [name for name in CONFIGS if name != "jamba"]
 @cache
 def tiny(name: str) -> tuple[Any, Caps]:
     """(model, caps), built once per test run and never changed."""
-    config = {**COMMON, **CONFIGS[name]}
+    return built(CONFIGS[name])
+
+
+def built(rest: dict[str, Any]) -> tuple[Any, Caps]:
+    """A model of COMMON and `rest`, always the same."""
+    config = {**COMMON, **rest}
     module = mlx_lm_module(f"models.{config['model_type']}")
     mx.random.seed(11)
     model = module.Model(module.ModelArgs.from_dict(config))

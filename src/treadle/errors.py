@@ -131,6 +131,14 @@ class Preempted(TreadleError):
     code = "request_preempted"
 
 
+class ModelInUse(TreadleError):
+    """A model cannot be unloaded: its requests have not ended in time."""
+
+    status = 409
+    type = "invalid_request_error"
+    code = "model_in_use"
+
+
 class ShuttingDown(TreadleError):
     """The server stopped before the request was finished."""
 
@@ -150,6 +158,12 @@ class LoadError(TreadleError):
     """A model that cannot be found, read or built."""
 
     code = "model_load_failed"
+
+
+class Unreachable(TreadleError):
+    """Another server that this command was to ask."""
+
+    code = "unreachable"
 
 
 class ConfigError(TreadleError):

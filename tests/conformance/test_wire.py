@@ -8,6 +8,8 @@ import socket
 from collections.abc import MutableMapping
 from typing import Any
 
+import httpx
+
 from tests.fakes_engine import FakeEngine, say, tokenizer
 from tests.live import live, until
 from treadle.api.chat import ChatWriter
@@ -96,3 +98,9 @@ def test_events_that_are_ready_at_once_leave_in_one_send() -> None:
     bodies = [message for message in sent if message["type"] == "http.response.body"]
     assert len(bodies) <= 2 and not bodies[-1]["more_body"]
     assert b"".join(message["body"] for message in bodies).count(b"data: ") >= 5
+
+
+def test_clients_may_ask_for_the_head_of_the_root_before_anything_else() -> None:
+    with live(FakeEngine()) as server:
+        answer = httpx.head(server.url + "/", timeout=10)
+        assert (answer.status_code, answer.content) == (200, b"")

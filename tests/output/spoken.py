@@ -158,6 +158,11 @@ KIMI = tuple(
     for name in ("calls_section_begin", "calls_section_end", "call_begin", "call_end", "call_argument_begin")
 )
 LFM = ("<|tool_call_start|>", "<|tool_call_end|>")
+LLAMA4 = ("<|python_start|>", "<|python_end|>")
+DSML = ("｜DSML｜",)
+XTML = ("<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>")
+ATEM = ("<|start|>", "<|message|>", "<|eom|>", "<|eot|>")
+COHERE = tuple(f"<|{edge}_{part}|>" for part in ("THINKING", "RESPONSE", "ACTION") for edge in ("START", "END"))
 HARMONY = ("<|start|>", "<|end|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|call|>")
 QWEN_PARIS = (
     "<tool_call>\n<function=weather>\n<parameter=city>\nParis, \"the\" city\n{é}\n</parameter>\n"
@@ -167,6 +172,34 @@ GLM_PARIS = (
     "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Paris, \"the\" city\n{é}</arg_value>\n"
     "<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>"
 )  # fmt: skip
+PYTHON_PARIS = "[weather(city='Paris, \"the\" city\\n{é}', days=3)"
+
+
+def dsml(section: str) -> str:
+    """Two calls as DeepSeek writes them; the type that the schema leaves open is in the tag."""
+    return (
+        f'<｜DSML｜{section}>\n<｜DSML｜invoke name="weather">\n<｜DSML｜parameter name="city" string="true">a</b>'
+        '</｜DSML｜parameter>\n<｜DSML｜parameter name="days" string="false">3</｜DSML｜parameter>\n'
+        '<｜DSML｜parameter name="zip" string="true">75001</｜DSML｜parameter>\n</｜DSML｜invoke>\n'
+        f'<｜DSML｜invoke name="now">\n</｜DSML｜invoke>\n</｜DSML｜{section}>'
+    )
+
+
+def xtml(part: str, text: str, attributes: str = "") -> str:
+    return f"<|open|>{part}{attributes}<|sep|>{text}<|close|>{part}<|sep|>"
+
+
+DSML_CALLS = [("weather", {"city": "a</b>", "days": 3, "zip": "75001"}), NOW]
+XTML_CALLS = xtml(
+    "tools",
+    xtml(
+        "call",
+        xtml("argument", 'Paris, "the" city\n{é}', ' key="city" type="string"')
+        + xtml("argument", "3", ' key="days" type="number"'),
+        ' tool="weather" index="1"',
+    )
+    + xtml("call", "", ' tool="now" index="2"'),
+)
 XML_HAIRY = (
     "<invoke name=\"weather\">\n<parameter name=\"city\">a</b></parameter>\n<parameter name=\"metric\">true</parameter>\n"
     "<parameter name=\"tags\">[\"x\", {\"y\": null}]</parameter>\n<parameter name=\"extra\">{'k': 'v]'}</parameter>\n</invoke>"
@@ -225,6 +258,34 @@ SAID = (
     Said("harmony, text", "x", "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes", (), "Yes", "Hm.", HARMONY),
     Said("harmony, call", "x", f"<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{_arguments(PARIS)}", [PARIS], "", "Hm.", HARMONY),
     Said("harmony, preamble and recipient first", "x", f"<|channel|>commentary<|message|>First.<|end|><|start|>assistant to=functions.weather<|channel|>commentary json<|message|>{_arguments(PARIS)}<|call|>", [PARIS], "First.", "", HARMONY),
+    Said("deepseek dsml", "｜DSML｜function_calls>", "Ok\n\n" + dsml("function_calls"), DSML_CALLS, "Ok", specials=DSML),
+    Said("deepseek dsml, tool_calls", "｜DSML｜tool_calls>", dsml("tool_calls"), DSML_CALLS),
+    Said("deepseek dsml, vocabulary, inside reasoning", "<think></think>", f"<think>Hm.\n\n{dsml('function_calls')}", DSML_CALLS, "", "Hm.", specials=DSML),
+    Said("deepseek dsml, prose", "｜DSML｜function_calls>", "Begin with <｜DSML｜function_calls> and <｜DSML｜invoke name=\"f\">.", (), "Begin with <｜DSML｜function_calls> and <｜DSML｜invoke name=\"f\">."),
+    Said("kimi k3", "x", xtml("think", "Hm.") + xtml("response", "Let me look.") + XTML_CALLS + "<|close|>message<|sep|>", [PARIS, NOW], "Let me look.", "Hm.", XTML),
+    Said("kimi k3, an object", "x", xtml("tools", xtml("call", xtml("json", _arguments(HAIRY), ' type="object"'), ' tool="weather" index="1"')), [HAIRY], specials=XTML),
+    Said("kimi k3, inside reasoning", "x", f"Hm.{XTML_CALLS}", [PARIS, NOW], "", "Hm.", XTML, prompt="<|open|>think<|sep|>"),
+    Said("kimi k3, no closer of reasoning", "x", f"<|open|>think<|sep|>Hm.{xtml('response', 'Yes')}", (), "Yes", "Hm.", XTML),
+    Said("kimi k3, in code", "x", f"Write `{XTML_CALLS}`.", (), f"Write `{XTML_CALLS}`.", specials=XTML),
+    Said("kimi k2, inside reasoning", "<|tool_call_begin|><think></think>", f"<think>Hm.<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>{_arguments(PARIS)}<|tool_call_end|><|tool_calls_section_end|>", [PARIS], "", "Hm.", KIMI),
+    Said("llama 4", "<|python_start|>", f"{PYTHON_PARIS}, now()]", [PARIS, NOW], specials=LLAMA4),
+    Said("llama 4, markers", "<|python_start|>", f"Ok<|python_start|>{PYTHON_PARIS}]<|python_end|>", [PARIS], "Ok", specials=LLAMA4),
+    Said("llama 4, JSON", "<|python_start|>", _json(PARIS, "parameters") + _json(NOW, "parameters"), [PARIS, NOW], specials=LLAMA4),
+    Said("llama 4, vocabulary", "x", f"<|python_start|>[{_json(PARIS, 'parameters')}]<|python_end|>", [PARIS], specials=LLAMA4),
+    Said("llama 4, a list that is no call", "<|python_start|>", "[1] Smith (2001), [weather] Jones", (), "[1] Smith (2001), [weather] Jones", specials=LLAMA4),
+    Said("llama 3.2, python", "[func_name1(", "[now()]", [NOW]),
+    Said("muse, all channels", "<atem:function_calls>", ' to=self<|message|>Hm.<|eom|><|start|>assistant to=user<|message|>Ok.<|eom|><|start|>assistant to=weather<|message|><atem:function_calls>\n<atem:invoke name="weather">\n<atem:parameter name="days">3</atem:parameter>\n</atem:invoke>\n</atem:function_calls><|eot|>', [("weather", {"days": 3})], "Ok.", "Hm.", ATEM),
+    Said("muse, a call without a message", "<atem:function_calls>", ' to=now<atem:function_calls><atem:invoke name="now"></atem:invoke></atem:function_calls>', [NOW], specials=ATEM),
+    Said("muse, reasoning that the prompt opened", "x", "Hm.<|eom|><|start|>assistant to=user<|message|>Yes", (), "Yes", "Hm.", ATEM, "<|start|>assistant to=self<|message|>"),
+    Said("muse, a call inside reasoning", "x", ' to=self<|message|>Hm.<atem:function_calls><atem:invoke name="now"></atem:invoke></atem:function_calls>', [NOW], "", "Hm.", ATEM),
+    Said("muse, no header", "x", "It goes to=you and <atem:function_calls> is a tag.", (), "It goes to=you and <atem:function_calls> is a tag.", specials=ATEM),
+    Said("seed", "<seed:tool_call>", "<seed:think>Hm.</seed:think>" + QWEN_PARIS.replace("tool_call>", "seed:tool_call>"), [PARIS], "", "Hm.", specials=("<seed:think>", "</seed:think>", "<seed:tool_call>", "</seed:tool_call>")),
+    Said("cohere", "<|START_ACTION|>", '<|START_THINKING|>Hm.<|END_THINKING|><|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "weather", "parameters": {"days": 3}}\n]<|END_ACTION|>', [("weather", {"days": 3})], "", "Hm.", COHERE),
+    Said("cohere, text", "<|START_ACTION|>", "<|START_THINKING|>Hm.<|END_THINKING|><|START_RESPONSE|>Yes<|END_RESPONSE|>", (), "Yes", "Hm.", COHERE),
+    Said("olmo", "<function_calls>", f"Ok\n<function_calls>{PYTHON_PARIS[1:]}\nnow()\n</function_calls>", [PARIS, NOW], "Ok"),
+    Said("nemotron", "<TOOLCALL>", f"<TOOLCALL>[{_json(PARIS)}, {_json(NOW)}]</TOOLCALL>", [PARIS, NOW]),
+    Said("jamba", "<tool_calls>", f"<tool_calls>[\n{_json(PARIS)}\n]</tool_calls>", [PARIS]),
+    Said("internlm", "<|action_start|><|plugin|>", f"Ok<|action_start|><|plugin|>\n{_json(PARIS, 'parameters')}<|action_end|>", [PARIS], "Ok", specials=("<|action_start|>", "<|plugin|>", "<|action_end|>")),
     Said("prose in code", HERMES, f"Write `<tool_call>{_json(NOW)}</tool_call>` to call.", (), f"Write `<tool_call>{_json(NOW)}</tool_call>` to call."),
     Said("prose in a fence", HERMES, f"So:\n```xml\n<tool_call>{_json(NOW)}</tool_call>\n```\nOk", (), f"So:\n```xml\n<tool_call>{_json(NOW)}</tool_call>\n```\nOk"),
     Said("prose about the tag", HERMES, "Use the <tool_call> tag, or <function=name>.", (), "Use the <tool_call> tag, or <function=name>."),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -68,7 +69,11 @@ def test_a_call_that_is_cut_off_never_looks_complete(said: Said) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["hermes", "qwen3 coder", "glm", "mistral, headers", "llama", "deepseek v3", "lfm2", "gemma4", "kimi k2"]
+    "name",
+    [
+        *("hermes", "qwen3 coder", "glm", "mistral, headers", "llama", "deepseek v3", "lfm2", "gemma4", "kimi k2"),
+        *("deepseek dsml", "kimi k3", "kimi k3, an object", "llama 4", "muse, all channels", "cohere", "olmo"),
+    ],
 )
 def test_long_arguments_are_streamed(name: str) -> None:
     said = BY_NAME[name]
@@ -93,6 +98,17 @@ def long_call(name: str) -> str:
         "gemma4": f'<|tool_call>call:write_file{{text:<|"|>{text}<|"|>}}<tool_call|>',
         "kimi k2": "<|tool_calls_section_begin|><|tool_call_begin|>functions.write_file:0"
         f"<|tool_call_argument_begin|>{arguments}",
+        "deepseek dsml": '<｜DSML｜function_calls><｜DSML｜invoke name="write_file"><｜DSML｜parameter name="text">'
+        f"{text}</｜DSML｜parameter></｜DSML｜invoke></｜DSML｜function_calls>",
+        "kimi k3": '<|open|>tools<|sep|><|open|>call tool="write_file"<|sep|><|open|>argument key="text"<|sep|>'
+        f"{text}<|close|>argument<|sep|><|close|>call<|sep|>",
+        "kimi k3, an object": '<|open|>tools<|sep|><|open|>call tool="write_file"<|sep|><|open|>json<|sep|>'
+        f"{arguments}<|close|>json<|sep|><|close|>call<|sep|>",
+        "llama 4": f'[write_file(text="{text}")]',
+        "muse, all channels": ' to=f<|message|><atem:function_calls><atem:invoke name="write_file">'
+        f'<atem:parameter name="text">{text}</atem:parameter></atem:invoke></atem:function_calls>',
+        "cohere": f'<|START_ACTION|>[{{"tool_name": "write_file", "parameters": {arguments}}}]',
+        "olmo": f'<function_calls>write_file(text="{text}")</function_calls>',
     }[name]
 
 
@@ -110,6 +126,23 @@ def test_log_probabilities_are_those_of_the_text() -> None:
     assert said.tokenizer.decode(tokens).strip() == said.text.strip()
     plain = BY_NAME["plain text"]
     assert [logprob.token for logprob in hear(plain).logprobs] == plain.ids
+
+
+MARKED = [said for said in WITH_CALLS if not said.reasoning and said.form.format and not said.form.frames]
+
+
+@pytest.mark.parametrize("said", MARKED, ids=lambda said: said.name)
+def test_calls_inside_reasoning_that_never_ends_are_found(said: Said) -> None:
+    started = any(start in said.said for start in said.form.format.starts)  # type: ignore[union-attr]
+    thinking = replace(said, template=said.template + "<think></think>", said="<think>Hm.\n" + said.said)
+    assert hear(thinking).parsed == (list(said.calls) if started else [])
+
+
+@pytest.mark.parametrize("said", [s for s in MARKED if "```" not in s.said], ids=lambda said: said.name)
+def test_calls_in_a_block_of_code_are_shown(said: Said) -> None:
+    shown = f"So:\n```\n{said.said}\n```\nOk"
+    heard = hear(replace(said, said=shown))
+    assert (heard.text, heard.calls) == (shown, [])
 
 
 def test_one_call_only_where_the_client_wants_one() -> None:

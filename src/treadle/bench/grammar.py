@@ -24,7 +24,7 @@ from treadle.config import Config
 from treadle.engine.engine import Engine
 from treadle.engine.sampling import Sampler
 from treadle.grammar.compile import grammars_of
-from treadle.models.load import LoadedModel, load_model
+from treadle.models.load import ModelCard, load_model
 from treadle.models.sources import resolve
 from treadle.output.stream import Collected, TextStream, collect, events
 from treadle.prompt.tokenise import encode
@@ -107,7 +107,7 @@ async def _with(engine: Engine, schemas: int, rows: int, free: int, tokens: int)
         await engine.stop()
 
 
-async def constrained_replies(engine: Engine, model: LoadedModel, seeds: range, rows: int, tokens: int) -> list[Reply]:
+async def constrained_replies(engine: Engine, model: ModelCard, seeds: range, rows: int, tokens: int) -> list[Reply]:
     """One streamed reply for each random schema, `rows` of them at a time."""
     room = asyncio.Semaphore(rows)
     prompt = encode(model.tokenizer, PROMPT, add_special_tokens=True)
@@ -125,13 +125,13 @@ async def constrained_replies(engine: Engine, model: LoadedModel, seeds: range, 
     return list(await asyncio.gather(*(reply(seed) for seed in seeds)))
 
 
-async def _streamed(engine: Engine, model: LoadedModel, request: Request) -> Collected:
+async def _streamed(engine: Engine, model: ModelCard, request: Request) -> Collected:
     stream = engine.submit(request)
     outputs: AsyncIterator[Output] = aiter(stream)
     return await collect(events(outputs, TextStream(model.tokenizer), stream.abort))
 
 
-async def _chatter(engine: Engine, model: LoadedModel, id: str, stop: asyncio.Event) -> int:
+async def _chatter(engine: Engine, model: ModelCard, id: str, stop: asyncio.Event) -> int:
     """Free replies, one after another, until `stop`; how many tokens they had."""
     made = 0
     prompt = encode(model.tokenizer, "Once upon a time", add_special_tokens=True)
@@ -143,7 +143,7 @@ async def _chatter(engine: Engine, model: LoadedModel, id: str, stop: asyncio.Ev
     return made
 
 
-def _mask_times(model: LoadedModel, replies: list[Reply]) -> dict[str, Any]:
+def _mask_times(model: ModelCard, replies: list[Reply]) -> dict[str, Any]:
     """Milliseconds to make the mask of a token on the host, over all tokens of the replies."""
     grammars = grammars_of(model.tokenizer, model.caps.vocab_size, model.stop_ids)
     times: list[float] = []

@@ -55,6 +55,16 @@ SHAPES: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 131072,
         "tie_word_embeddings": True,
     },
+    "wide": {  # little to compute, much to keep: 8 KB of rows per token, twice that in float32
+        **QWEN3,
+        "vocab_size": 1024,
+        "hidden_size": 64,
+        "num_hidden_layers": 4,
+        "intermediate_size": 128,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "tie_word_embeddings": True,
+    },
     "0.6b": {
         **QWEN3,
         "hidden_size": 1024,

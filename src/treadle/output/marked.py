@@ -13,17 +13,19 @@ def read_marked(reader: Reader, form: Form) -> Parse[None]:
     """The whole reply: prose in parts that markers of reasoning and calls divide."""
     tape = reader.tape
     markers = [form.markers.opener, form.markers.closer] if form.markers else []
-    ends = Ends(*markers, *(form.format.starts if form.format else ()))
+    ends = Ends(*markers, *form.frames, *(form.format.starts if form.format else ()))
     while True:
         if form.format is not None and form.format.bare and reader.fresh and reader.kind is Kind.TEXT:
-            yield from _bare_call(reader, form.format)
+            yield from _bare_calls(reader, form.format)
         mark = yield from tape.copy(ends, reader.prose)
         if mark is None:
             return
         if mark in markers:
             yield from _marker(reader, mark, opens=mark == markers[0])
+        elif mark in form.frames:
+            yield from _frame(reader, mark)
         elif form.format is not None:
-            yield from _call(reader, form.format, mark)
+            yield from read_call(reader, form.format, mark)
         tape.forget()
 
 
@@ -38,24 +40,34 @@ def _marker(reader: Reader, mark: str, *, opens: bool) -> Parse[None]:
         reader.prose(mark)
 
 
-def _call(reader: Reader, format: Format, mark: str) -> Parse[None]:
-    """A call, or prose that begins like one."""
+def _frame(reader: Reader, mark: str) -> Parse[None]:
+    """What stands around an answer, also around one that follows reasoning without its closer."""
+    start = reader.tape.offset
+    yield from reader.tape.read(len(mark))
+    reader.cut(Kind.TEXT, start)
+
+
+def read_call(reader: Reader, format: Format, mark: str) -> Parse[None]:
+    """A call that begins with `mark`, which comes next, or prose that begins like one."""
     start = reader.tape.offset
     assert reader.calls is not None
     if not reader.code.inside and (yield from format.read(reader.tape, reader.calls)):
         reader.cut(reader.kind, start)
+        yield from _bare_calls(reader, format)
         return
     reader.tape.rewind(start)
     yield from reader.tape.read(len(mark))
     reader.prose(mark)
 
 
-def _bare_call(reader: Reader, format: Format) -> Parse[None]:
-    """Calls without a marker, where a part begins."""
+def _bare_calls(reader: Reader, format: Format) -> Parse[None]:
+    """Calls without a marker, where a part begins; in reasoning only behind one that has it."""
     assert reader.calls is not None
     start = reader.tape.offset
-    while (yield from reader.tape.space()) == "{" and (yield from format.read(reader.tape, reader.calls)):
-        reader.cut(Kind.TEXT, start)
+    while (first := (yield from reader.tape.space())) and first in format.bare:
+        if not (yield from format.read(reader.tape, reader.calls)):
+            break
+        reader.cut(reader.kind, start)
         reader.tape.forget()
         start = reader.tape.offset
     reader.tape.rewind(start)

@@ -42,7 +42,7 @@ class Reader:
     """
 
     def __init__(self, form: Form, new_id: Callable[[], str]) -> None:
-        self.tape = Tape(form.begun, offset=-len(form.begun))
+        self.tape = Tape()
         self.tokens = Tokens()
         self.code = CodeSpans()
         self.kind = Kind.REASONING if form.opened else Kind.TEXT

@@ -18,9 +18,16 @@ PAIRS = (
     ("<|think:start|>", "<|think:end|>"),
     ("<seed:think>", "</seed:think>"),
     ("[THINK]", "[/THINK]"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
 )
 CHANNEL = ("<|channel>thought", "<channel|>")
-HARMONY = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>")
+XTML = frozenset({"<|open|>", "<|close|>", "<|sep|>"})
+OPENER, CLOSER = "<|open|>{}<|sep|>", "<|close|>{}<|sep|>"
+FRAMES = (
+    (XTML, (OPENER.format("response"), CLOSER.format("response"), CLOSER.format("message"))),
+    (frozenset({"<|START_RESPONSE|>", "<|END_RESPONSE|>"}), ("<|START_RESPONSE|>", "<|END_RESPONSE|>")),
+)
+"""Vocabularies with strings around the parts of an answer, which are nobody's text."""
 SWITCHES = ("enable_thinking", "thinking")
 
 
@@ -57,15 +64,18 @@ def find_markers(template: str, added: Mapping[str, int]) -> Markers | None:
     """As `markers_of`. A template that cuts at the closer and never writes the opener leaves it to the model."""
     if {"<|channel>", "<channel|>"} <= added.keys():
         return Markers(*CHANNEL)
+    if added.keys() >= XTML:
+        return Markers(OPENER.format("think"), CLOSER.format("think"))
     for opener, closer in PAIRS:
         if closer in template or {opener, closer} <= added.keys():
             return Markers(opener, closer, assumed=closer in template and opener not in template)
     return None
 
 
-def speaks_harmony(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether the model writes channels with headers (gpt-oss)."""
-    return all(token in tokenizer.get_added_vocab() for token in HARMONY)
+def frames_of(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
+    """Strings that frame the parts of this model's replies and are not shown."""
+    added = tokenizer.get_added_vocab().keys()
+    return tuple(string for tokens, strings in FRAMES if tokens <= added for string in strings)
 
 
 def template_effort(template: str, effort: str | None) -> dict[str, Any]:

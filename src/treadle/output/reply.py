@@ -68,4 +68,4 @@ class ReplyStream:
 
 
 def _parser(reader: Reader, form: Form) -> Parse[None]:
-    return read_channels(reader) if form.harmony else read_marked(reader, form)
+    return read_channels(reader, form.dialect) if form.dialect else read_marked(reader, form)

@@ -26,7 +26,7 @@ class Kind(StrEnum):
     TEXT = "text"
     REASONING = "reasoning"
     TOOL = "tool"
-    PROGRESS = "progress"  # prompt tokens computed so far, before the first text
+    PROGRESS = "progress"  # prompt tokens that need no more work; the first has those from the cache
     DONE = "done"  # last, and exactly one
 
 
@@ -47,7 +47,8 @@ class Event:
     Text events: `text` (never empty, except for one just before `done` when the last tokens have no text of
     their own), and the tokens whose text ends in it: `ids`, `logprobs` (one per id if asked for), `offsets`
     (characters of the answer before each id). Reasoning events: `text`. Tool events: `tool`. Progress:
-    `prefilled`. Done: `finish`, and `stop_string` or `stop_id`, `usage`, `error`, `reasoning_tokens`.
+    `prefilled`, `prompt_logprobs` of the next prompt tokens, or both. Done: `finish`, and `stop_string` or
+    `stop_id`, `usage`, `error`, `reasoning_tokens`.
     """
 
     kind: Kind
@@ -57,6 +58,7 @@ class Event:
     offsets: tuple[int, ...] = ()
     tool: ToolDelta | None = None  # of a tool event
     prefilled: int | None = None
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
     finish: Finish | None = None
     stop_string: str | None = None
     stop_id: int | None = None
@@ -107,8 +109,13 @@ class TextStream:
     def push(self, output: Output) -> list[Event]:
         """The events that this output makes certain; with `finish`, the last of them is `done`."""
         assert not self._done, "an output after the one with finish"
-        if output.finish is None and output.prefilled is not None and not output.tokens:
-            return [Event(Kind.PROGRESS, prefilled=output.prefilled)]
+        progress = output.finish is None and output.prefilled is not None and not output.tokens
+        if progress or output.prompt_logprobs:
+            event = Event(Kind.PROGRESS, prefilled=output.prefilled, prompt_logprobs=output.prompt_logprobs)
+            return [event] if progress else [event, *self._made(output)]
+        return self._made(output)
+
+    def _made(self, output: Output) -> list[Event]:
         text = self._text_of(output)
         if output.finish is None:
             return self._release(text) if text else []

@@ -3,27 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import dataclass, field
 
 from treadle.output.tape import Broken, Ends, Parse, Tape
 from treadle.output.tools.calls import Calls
 
 
-class Format(Protocol):
-    """How one family of models writes calls.
+@dataclass(frozen=True, slots=True)
+class Format:
+    """How one family of models writes calls: `start` calls `end`. Each format reads its own kind of calls.
 
-    starts: strings that may begin calls. bare: calls may also begin, at the start of the reply or after a call,
-    with `{`. tokens: all strings whose special tokens the format needs to see. read: parse from a start on,
-    which is unread; false if it is prose after all, and then no call was begun.
+    bare: characters with which calls may also begin without `start`, at the start of the reply or after a call.
     """
 
+    start: str
+    end: str
+    bare: str = field(default="", kw_only=True)
+
     @property
-    def starts(self) -> tuple[str, ...]: ...
+    def starts(self) -> tuple[str, ...]:
+        """Strings that may begin calls."""
+        return (self.start,)
+
     @property
-    def bare(self) -> bool: ...
+    def ends(self) -> tuple[str, ...]:
+        """Strings of which the first ends a call that cannot be read."""
+        return (self.end,)
+
     @property
-    def tokens(self) -> tuple[str, ...]: ...
-    def read(self, tape: Tape, calls: Calls) -> Parse[bool]: ...
+    def tokens(self) -> tuple[str, ...]:
+        """All strings whose special tokens the format needs to see."""
+        return (*self.starts, *self.ends)
+
+    def read(self, tape: Tape, calls: Calls) -> Parse[bool]:
+        """Parse from a start on, which is unread; false if it is prose after all, and then no call was begun."""
+        ends = Ends(*filter(None, self.ends))
+        return (yield from guarded(self.calls(tape, calls), tape, calls, ends, keep=self.starts))
+
+    def calls(self, tape: Tape, calls: Calls) -> Parse[None]:
+        """The calls with `start` and `end`. Raises Broken, before or after a call was begun."""
+        raise NotImplementedError
 
 
 def guarded(parse: Parse[None], tape: Tape, calls: Calls, end: Ends, keep: Sequence[str] = ()) -> Parse[bool]:

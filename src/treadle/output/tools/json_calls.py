@@ -6,12 +6,13 @@ import re
 from dataclasses import dataclass
 
 from treadle.output.tape import MAX_NAME, Broken, Ends, Parse, Tape, run
-from treadle.output.tools.base import guarded
+from treadle.output.tools.base import Format
 from treadle.output.tools.calls import Calls
 from treadle.output.tools.values import copy_arguments, string, value
 
 ARGUMENT_KEYS = ("arguments", "parameters", "args")
-FIRST_KEYS = frozenset((*ARGUMENT_KEYS, "name", "type", "function", "id"))
+NAME_KEYS = ("name", "tool_name")
+FIRST_KEYS = frozenset((*ARGUMENT_KEYS, *NAME_KEYS, "type", "function", "id", "tool_call_id"))
 BRACE = Ends("{", "\n\n")
 
 
@@ -41,7 +42,7 @@ def read_object(tape: Tape, calls: Calls) -> Parse[None]:
             raise Broken  # other JSON, which should not wait for its end
         first = False
         yield from tape.expect(":")
-        if key == "name" and not name:
+        if key in NAME_KEYS and not name:
             name = yield from string(tape)
             if name not in calls.tools:
                 raise Broken
@@ -63,69 +64,51 @@ def read_object(tape: Tape, calls: Calls) -> Parse[None]:
 
 
 @dataclass(frozen=True, slots=True)
-class JsonFormat:
-    """`start` JSON `end`, `end` being optional; with `bare` the JSON may stand alone where the reply begins."""
+class JsonFormat(Format):
+    """`start` JSON `end`, `end` being optional."""
 
-    start: str
-    end: str
-    bare: bool = False
-
-    @property
-    def starts(self) -> tuple[str, ...]:
-        return (self.start,)
-
-    @property
-    def tokens(self) -> tuple[str, ...]:
-        return self.start, self.end
-
-    def read(self, tape: Tape, calls: Calls) -> Parse[bool]:
-        return (yield from guarded(self._calls(tape, calls), tape, calls, Ends(self.end)))
-
-    def _calls(self, tape: Tape, calls: Calls) -> Parse[None]:
+    def calls(self, tape: Tape, calls: Calls) -> Parse[None]:
         yield from tape.take(self.start)
         yield from read_json(tape, calls)
         yield from tape.space()
-        if self.bare:
-            yield from tape.take(";")
         yield from tape.take(self.end)
 
 
 @dataclass(frozen=True, slots=True)
-class HeadedFormat:
-    """`section` (`call` header `{arguments}` tail)* : the header holds the name, found by `pattern`.
+class HeadedFormat(Format):
+    """`start` (`call` header `{arguments}` tail)* : the header holds the name, found by `pattern`.
 
-    `section` may equal `call`. `tails` are what may stand behind the arguments of each call, in this order.
+    `call` may equal `start`. `tails` are what may stand behind the arguments of each call, in this order; after
+    the last call, `end` stands.
     """
 
-    section: str
     call: str
     pattern: str
-    tails: tuple[str, ...]
-    more: tuple[str, ...] = ()  # further special tokens inside
-    bare: bool = False
+    tails: tuple[str, ...] = ()
+    inner: tuple[str, ...] = ()  # further special tokens
 
     @property
     def starts(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys((self.section, self.call)))
+        return tuple(dict.fromkeys((self.start, self.call)))
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        return (*self.tails, self.end, *self.starts)
 
     @property
     def tokens(self) -> tuple[str, ...]:
-        return self.section, self.call, *self.tails, *self.more
+        return (*self.ends, *self.inner)
 
-    def read(self, tape: Tape, calls: Calls) -> Parse[bool]:
-        ends = Ends(*{*self.tails, self.section, self.call})
-        return (yield from guarded(self._calls(tape, calls), tape, calls, ends, keep=self.starts))
-
-    def _calls(self, tape: Tape, calls: Calls) -> Parse[None]:
-        if self.section != self.call:
-            yield from tape.take(self.section)
+    def calls(self, tape: Tape, calls: Calls) -> Parse[None]:
+        if self.start != self.call:
+            yield from tape.take(self.start)
         yield from tape.expect(self.call)
         while True:
             if (yield from tape.space()) == "[":
                 yield from read_json(tape, calls)
             else:
                 yield from self._call(tape, calls)
-            for tail in self.tails:
+            for tail in (*self.tails, self.end):
                 yield from tape.space()
                 yield from tape.take(tail)
             yield from tape.space()

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from treadle.output.tape import MAX_NAME, Broken, Ends, Parse, Sink, Tape
-from treadle.output.tools.base import guarded
+from treadle.output.tools.base import Format
 from treadle.output.tools.calls import Calls
 from treadle.output.tools.schema import dump, literal, retyped, typed
 from treadle.output.tools.values import escaped
 
 QUOTES = ('"', "'")
+NAME = Ends("(", ")", "[", "]", "{", "}", "\n", " ")  # of which only the first may come next
 DEEP = Ends('"', "'", ",", "(", ")", "[", "]", "{", "}")
 OPENERS, CLOSERS = "([{", ")]}"
 ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "0": "\0"}
@@ -66,87 +67,85 @@ def _expression(tape: Tape) -> Parse[str]:
         parts.append((yield from tape.read(1)))
 
 
-@dataclass(frozen=True, slots=True)
-class PythonFormat:
-    """`start` `[name(key=value, ...), ...]` `end`. Arguments without a name are not read."""
+def read_python_list(tape: Tape, calls: Calls) -> Parse[None]:
+    """`[name(key=value, ...), ...]`. Raises Broken."""
+    yield from tape.expect("[")
+    while True:
+        yield from read_python_call(tape, calls)
+        yield from tape.space()
+        if not (yield from tape.take(",")):
+            break
+    yield from tape.expect("]")
 
-    start: str
-    end: str
-    bare: bool = False
 
-    @property
-    def starts(self) -> tuple[str, ...]:
-        return (self.start,)
-
-    @property
-    def tokens(self) -> tuple[str, ...]:
-        return self.start, self.end
-
-    def read(self, tape: Tape, calls: Calls) -> Parse[bool]:
-        return (yield from guarded(self._calls(tape, calls), tape, calls, Ends(self.end)))
-
-    def _calls(self, tape: Tape, calls: Calls) -> Parse[None]:
-        yield from tape.take(self.start)
-        yield from tape.expect("[")
-        while True:
-            yield from self._call(tape, calls)
-            yield from tape.space()
-            if not (yield from tape.take(",")):
+def read_python_call(tape: Tape, calls: Calls) -> Parse[None]:
+    """`name(key=value, ...)`. Raises Broken."""
+    yield from tape.space()
+    name = yield from tape.until(NAME, MAX_NAME)
+    if name not in calls.tools:
+        raise Broken
+    yield from tape.expect("(")
+    calls.begin(name)
+    calls.add("{")
+    separator = ""
+    while (yield from tape.space()) != ")":
+        if separator:
+            yield from tape.expect(",")
+            if (yield from tape.space()) == ")":
                 break
-        yield from tape.expect("]")
+        key = (yield from tape.until(Ends("="), MAX_NAME)).strip()
+        yield from tape.expect("=")
+        calls.add(f"{separator}{dump(key)}: ")
+        yield from _value(tape, calls.types(key), calls.add)
+        separator = ", "
+    yield from tape.expect(")")
+    calls.add("}")
+
+
+def _value(tape: Tape, types: frozenset[str], sink: Sink) -> Parse[None]:
+    if (yield from tape.space()) in QUOTES and (not types or "string" in types):
+        sink('"')
+        yield from copy_python_string(tape, sink)
+        sink('"')
+        return
+    source = yield from _expression(tape)
+    sink(retyped(dump(literal(source)), types))
+
+
+@dataclass(frozen=True, slots=True)
+class PythonFormat(Format):
+    """`start` `[name(key=value, ...), ...]` `end`. Arguments without a name are not read.
+
+    lines: the calls stand on lines of their own instead of in a list.
+    """
+
+    lines: bool = False
+
+    def calls(self, tape: Tape, calls: Calls) -> Parse[None]:
+        yield from tape.take(self.start)
+        if self.lines:
+            yield from self._lines(tape, calls)
+        else:
+            yield from read_python_list(tape, calls)
         yield from tape.space()
         yield from tape.take(self.end)
 
-    def _call(self, tape: Tape, calls: Calls) -> Parse[None]:
-        name = (yield from tape.until(Ends("("), MAX_NAME)).strip()
-        if name not in calls.tools:
-            raise Broken
-        yield from tape.expect("(")
-        calls.begin(name)
-        calls.add("{")
-        separator = ""
-        while (yield from tape.space()) != ")":
-            if separator:
-                yield from tape.expect(",")
-            key = (yield from tape.until(Ends("="), MAX_NAME)).strip()
-            yield from tape.expect("=")
-            calls.add(f"{separator}{dump(key)}: ")
-            yield from self._value(tape, calls.types(key), calls.add)
-            separator = ", "
-        yield from tape.expect(")")
-        calls.add("}")
-
-    def _value(self, tape: Tape, types: frozenset[str], sink: Sink) -> Parse[None]:
-        if (yield from tape.space()) in QUOTES and (not types or "string" in types):
-            sink('"')
-            yield from copy_python_string(tape, sink)
-            sink('"')
-            return
-        source = yield from _expression(tape)
-        sink(retyped(dump(literal(source)), types))
+    def _lines(self, tape: Tape, calls: Calls) -> Parse[None]:
+        while (yield from tape.space()) not in ("", self.end[:1]):
+            yield from read_python_call(tape, calls)
 
 
 @dataclass(frozen=True, slots=True)
-class GemmaFormat:
+class GemmaFormat(Format):
     """`start` `call:name{key:value,...}` `end`: bare keys, and strings between two `quote`s."""
 
-    start: str
-    end: str
     quote: str
-    bare: bool = False
-
-    @property
-    def starts(self) -> tuple[str, ...]:
-        return (self.start,)
 
     @property
     def tokens(self) -> tuple[str, ...]:
         return self.start, self.end, self.quote
 
-    def read(self, tape: Tape, calls: Calls) -> Parse[bool]:
-        return (yield from guarded(self._calls(tape, calls), tape, calls, Ends(self.end)))
-
-    def _calls(self, tape: Tape, calls: Calls) -> Parse[None]:
+    def calls(self, tape: Tape, calls: Calls) -> Parse[None]:
         yield from tape.take(self.start)
         while True:
             yield from tape.expect("call:")

@@ -46,7 +46,7 @@ def _types(schema: Any, root: Mapping[str, Any], depth: int) -> set[str]:
     if isinstance(given, str | list):
         return {given} if isinstance(given, str) else {name for name in given if isinstance(name, str)}
     if isinstance(schema.get("$ref"), str):
-        return _types(_referred(schema["$ref"], root), root, depth + 1)
+        return _types(referred(schema["$ref"], root), root, depth + 1)
     values = schema["enum"] if isinstance(schema.get("enum"), list) else [schema["const"]] if "const" in schema else []
     found = {_type_of(value) for value in values}
     for key in ("anyOf", "oneOf", "allOf"):
@@ -56,7 +56,7 @@ def _types(schema: Any, root: Mapping[str, Any], depth: int) -> set[str]:
     return found
 
 
-def _referred(reference: str, root: Mapping[str, Any]) -> Any:
+def referred(reference: str, root: Mapping[str, Any]) -> Any:
     """What a reference inside the same schema (`#/$defs/Name`) names; None for others."""
     node: Any = root if reference.startswith("#") else None
     for part in reference.removeprefix("#").strip("/").split("/"):

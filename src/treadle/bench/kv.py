@@ -1,0 +1,124 @@
+"""What packed rows cost and save while a sequence runs: bytes per token, speed of decoding, peak of a long prefill.
+
+    python -m treadle.bench kv [--model smollm2] [--context 4096] [--steps 40] [--formats 16,8,8/4,4] [--prefill 0]
+
+Every format reads the same random ids. Decoding is timed by turns, so that a machine whose speed drifts treats all
+alike; the figure is the median over the steps. Bytes per token are what the device counts between half of the context
+and all of it. `--prefill N` also measures the peak of a prefill of N tokens beyond the weights.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import time
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from treadle.bench.report import report
+from treadle.bench.shapes import Subject, subject_of
+from treadle.cache.layers import Layers
+from treadle.models.capabilities import forward, new_layers
+from treadle.models.packed_attention import install
+from treadle.types import KvFormat
+
+CHUNK = 512
+BF16_BYTES = 2
+
+
+def format_of(text: str) -> KvFormat:
+    """16, 8, 4, or keys/values like 8/4."""
+    keys, _, values = text.partition("/")
+    return KvFormat(int(keys), int(values or keys))
+
+
+def main(argv: list[str]) -> None:
+    parser = argparse.ArgumentParser(prog="treadle.bench kv", description=__doc__)
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--context", type=int, default=4096)
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--formats", default="16,8,8/4,4")
+    parser.add_argument("--prefill", type=int, default=0)
+    args = parser.parse_args(argv)
+    subject = subject_of(args.model)
+    install(subject.model)
+    formats = [format_of(text) for text in args.formats.split(",")]
+    bench = _Bench(subject, args.context, args.prefill)
+    rows = [bench.sizes(kv) for kv in formats]
+    times = bench.decode(formats, args.steps)
+    for row, kv in zip(rows, formats, strict=True):
+        row["step ms"] = 1e3 * times[kv]
+        row["of exact speed"] = times[formats[0]] / times[kv]
+    report("kv", rows, model=subject.name, context=args.context, steps=args.steps)
+
+
+class _Bench:
+    def __init__(self, subject: Subject, context: int, prefill: int) -> None:
+        self.subject = subject
+        self.context = context
+        self.prefill = prefill
+        rng = np.random.default_rng(0)
+        self.ids = rng.integers(0, subject.caps.vocab_size, max(context, prefill)).tolist()
+        self.held: dict[KvFormat, Layers] = {}
+
+    def _fill(self, layers: Layers, end: int) -> None:
+        """Compute the rows of the first `end` tokens."""
+        model = self.subject.model
+        while (start := layers.lengths[0]) < end:
+            ids = self.ids[start : min(start + CHUNK, end)]
+            layers.begin([len(ids)])
+            model(mx.array([ids]), cache=layers.caches)
+            layers.end()
+            mx.eval(layers.arrays())
+            mx.clear_cache()
+
+    def _new(self, kv: KvFormat, num_tokens: int) -> Layers:
+        layers = new_layers(self.subject.model, self.subject.caps, kv)
+        layers.reserve(num_tokens)
+        return layers
+
+    def sizes(self, kv: KvFormat) -> dict[str, Any]:
+        """Bytes by the device's count. Buffers grow as they are filled here, so that they hold what is needed."""
+        layers = new_layers(self.subject.model, self.subject.caps, kv)
+        base = _active()
+        self._fill(layers, self.context // 2)
+        half = _active()
+        self._fill(layers, self.context)
+        whole = _active()
+        per_value = sum(r.keys.shape[1] * r.keys.shape[3] + r.values.shape[1] * r.values.shape[3] for r in layers.rows)
+        bf16 = BF16_BYTES * per_value
+        row: dict[str, Any] = {
+            "format": str(kv),
+            "bytes a token": (whole - half) / (self.context - self.context // 2),
+            "of bf16": (whole - half) / (self.context - self.context // 2) / bf16,
+            "all of bf16": (whole - base) / self.context / bf16,
+        }
+        self.held[kv] = layers
+        if self.prefill:
+            row["prefill peak MB"] = self._peak(kv) / 1e6
+        return row
+
+    def _peak(self, kv: KvFormat) -> int:
+        layers = self._new(kv, self.prefill)
+        base = _active()
+        mx.reset_peak_memory()
+        self._fill(layers, self.prefill)
+        return mx.get_peak_memory() - base
+
+    def decode(self, formats: list[KvFormat], steps: int) -> dict[KvFormat, float]:
+        """Median seconds of one step, by format."""
+        times: dict[KvFormat, list[float]] = {kv: [] for kv in formats}
+        for i in range(steps):
+            for kv in formats:
+                began = time.perf_counter()
+                logits = forward(self.subject.model, [[self.ids[i]]], self.held[kv])
+                mx.eval(logits, self.held[kv].arrays())
+                times[kv].append(time.perf_counter() - began)
+        return {kv: float(np.median(line[2:])) for kv, line in times.items()}
+
+
+def _active() -> int:
+    gc.collect()
+    return mx.get_active_memory()

@@ -1,0 +1,55 @@
+"""Speculation: drafts from the text, drafts by script, and what the host adds to a checked step.
+
+python -m treadle.bench speculate [--part text script steps] [--model smollm2 | random:8b:4] [--accept 0.8 0]
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from treadle.bench.report import report
+from treadle.bench.shapes import subject_of
+from treadle.bench.speculate_script import Stage, scripted_case
+from treadle.bench.speculate_steps import step_case
+
+PARTS = ("text", "script", "steps")
+
+
+def main(argv: list[str]) -> None:
+    parser = argparse.ArgumentParser(prog="treadle.bench speculate", description=__doc__)
+    parser.add_argument("--part", choices=PARTS, nargs="+", default=PARTS)
+    parser.add_argument("--model", default=None, help="of text (smollm2) and script (random:tiny)")
+    parser.add_argument("--accept", type=float, nargs="+", default=[0.8, 0.0], help="script: share of right drafts")
+    parser.add_argument("--context", type=int, nargs="+", default=[1024], help="script: tokens of the prompt")
+    parser.add_argument("--rows", type=int, nargs="+", default=[1], help="script: rows that decode together")
+    parser.add_argument("--tokens", type=int, default=192, help="per row and run")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--noise", type=float, default=None, help="script: logits this close are a tie; 0: none are")
+    parser.add_argument("--own-text", action="store_true", help="script: random weights decide the text too")
+    args = parser.parse_args(argv)
+    if "script" in args.part:
+        _script(args)
+    if "steps" in args.part:
+        _steps(args)
+
+
+def _script(args: argparse.Namespace) -> None:
+    name = args.model or "random:tiny"
+    subject = subject_of(name)
+    settled = name.startswith("random:") and not args.own_text
+    stage = Stage(subject, settled, args.noise)
+    for case in [(context, rows) for context in args.context for rows in args.rows]:
+        lines = scripted_case(stage, *case, args.tokens, args.rounds, args.accept)
+        report(
+            "speculate: drafts by script",
+            lines,
+            model=subject.name,
+            noise=stage.calibration.noise,
+            noise_set_by_hand=args.noise is not None,
+            text="settled by the token before" if settled else "the model's own",
+        )
+
+
+def _steps(args: argparse.Namespace) -> None:
+    subject = subject_of("random:instant")
+    report("speculate: milliseconds a step", [step_case(subject, rows) for rows in (1, 4)], model=subject.name)

@@ -1,0 +1,200 @@
+"""Drafts by script: the true continuation, each token spoilt with a given probability. Engine thread only.
+
+What is measured is the loop as it is, with its control, its checks and its rewinds; only where the drafts come from is
+played. With random weights the two best candidates often lie closer together than rounding. So that the text is the
+same however it is computed, `Settled` lets every token be decided by the one before it; each forward pass is still
+computed in full. Without it (`--own-text`) the model's own text is recorded first, and ties show in the figures.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from treadle.bench.shapes import Subject
+from treadle.cache.budget import Budget
+from treadle.cache.store import Settings, Store
+from treadle.config import Config
+from treadle.engine import sequence as engine
+from treadle.engine.loop import Loop
+from treadle.engine.reuse import Reuse
+from treadle.engine.speculation import Speculation
+from treadle.models.capabilities import new_layers
+from treadle.speculate.calibrate import Calibration, calibrate
+from treadle.speculate.lookup import LONGEST, Proposal
+from treadle.speculate.speculator import Speculator
+from treadle.types import Ids, Request, Sampling
+
+WARM = 8  # steps with all rows before the clock starts
+PEAK = 1e4
+
+
+class Settled:
+    """A model whose next token is (7 * last + 3) % vocab_size, far ahead of all others."""
+
+    def __init__(self, model: Any, vocab_size: int) -> None:
+        self.model = model
+        self._ids = mx.arange(vocab_size)
+
+    def __call__(self, ids: Any, cache: list[Any]) -> Any:
+        logits = self.model(ids, cache=cache)
+        following = (7 * ids + 3) % len(self._ids)
+        return mx.where(self._ids == following[..., None], mx.array(PEAK, logits.dtype), logits)
+
+
+class Oracle(Speculator):
+    """Knows the text; each of its tokens is spoilt with probability 1 - `right`, the same ones whenever it is asked."""
+
+    def __init__(self, sequence: engine.Sequence, truth: Sequence[int], right: float, vocab: int, seed: int) -> None:
+        super().__init__(sequence.tokens, frozenset())
+        chance = random.Random(seed)
+        self._sequence = sequence
+        self._said = tuple(t if chance.random() < right else (t + 1) % vocab for t in truth)
+
+    def _proposal(self, limit: int) -> Proposal:
+        made = self._sequence.num_generated
+        tokens = self._said[made : made + limit]
+        return Proposal(tokens, LONGEST) if tokens else Proposal()
+
+
+class Scripted(Speculation):
+    """Every request's drafts come from an Oracle over `truth`, the text of all of them."""
+
+    oracle: type[Oracle] = Oracle
+    truth: Sequence[int] = ()
+    right = 1.0
+    num_begun = 0
+
+    def begin(self, sequence: engine.Sequence) -> None:
+        self.num_begun += 1
+        sequence.speculator = self.oracle(sequence, self.truth, self.right, self._caps.vocab_size, self.num_begun)
+        super().begin(sequence)
+
+
+@dataclass
+class Pace:
+    """One run: what all rows made together while all of them decoded."""
+
+    tokens: int
+    steps: int
+    seconds: float
+
+    @property
+    def speed(self) -> float:
+        return self.tokens / self.seconds
+
+
+class Stage:
+    """One model and its prefix cache, so that each prompt is computed once; rows share one prompt."""
+
+    def __init__(self, subject: Subject, settled: bool, noise: float | None) -> None:
+        self.subject = subject
+        self.model = Settled(subject.model, subject.caps.vocab_size) if settled else subject.model
+        self._store = Store(Settings(Budget(2**40), 2**62))
+        self._new_layers = partial(new_layers, subject.model, subject.caps)
+        measured = calibrate(self.model, subject.caps.vocab_size, self._new_layers)
+        self.calibration = Calibration(measured.noise if noise is None else noise, measured.cost)
+
+    def scripted(self, right: float, truth: Sequence[int]) -> Scripted:
+        """As a server has it that was just started."""
+        cost = deepcopy(self.calibration.cost)
+        speculation = Scripted(self.subject.caps, time.perf_counter, cost=cost, noise=self.calibration.noise)
+        speculation.right, speculation.truth = right, truth
+        return speculation
+
+    def prompt(self, context: int) -> Ids:
+        return np.random.default_rng(context).integers(0, self.subject.caps.vocab_size, context)
+
+    def truth(self, context: int, tokens: int) -> list[int]:
+        """The text without drafts."""
+        loop = self._loop(1, None)
+        loop.submit(Request("truth", self.prompt(context), Sampling(0.0), tokens))
+        return [token for output in _outputs(loop) for token in output.tokens]
+
+    def run(self, context: int, rows: int, tokens: int, most: int, speculation: Speculation | None) -> Pace:
+        """`tokens` per row on average, `most` at most, from the moment that all rows have decoded WARM steps."""
+        loop = self._loop(rows, speculation)
+        for i in range(rows):
+            loop.submit(Request(f"r{i}", self.prompt(context), Sampling(0.0), most))
+        while sum(len(group.rows) for group in loop.groups) < rows:
+            loop.step()
+        for _ in range(WARM):
+            loop.step()
+        made = steps = 0
+        began = time.perf_counter()
+        while loop.num_running == rows and made < tokens * rows:
+            made += sum(len(output.tokens) for output in loop.step())
+            steps += 1
+        seconds = time.perf_counter() - began
+        for i in range(rows):
+            loop.abort(f"r{i}")
+        return Pace(made, steps, seconds)
+
+    def _loop(self, rows: int, speculation: Speculation | None) -> Loop:
+        reuse = Reuse(self._store, self.subject.caps, 2048)
+        config = Config.of(max_rows=rows)
+        return Loop(self.model, self.subject.caps, config, self._new_layers, None, reuse, speculation=speculation)
+
+
+def _outputs(loop: Loop) -> list[Any]:
+    made = []
+    while loop.busy:
+        made += loop.step()
+    for output in made:
+        if output.error:
+            raise RuntimeError(output.error)
+    return made
+
+
+def scripted_case(
+    stage: Stage, context: int, rows: int, tokens: int, rounds: int, rights: Sequence[float]
+) -> list[Mapping[str, Any]]:
+    """One line for each of `rights`: without and with drafts by turns, medians over the rounds after the first.
+
+    The first round also builds kernels; `first` is its ratio, with a control and a cost table that know nothing yet.
+    """
+    most = 2 * tokens + 20 * WARM
+    truth = stage.truth(context, most)
+    scripts = {right: stage.scripted(right, truth) for right in rights}
+    off: list[Pace] = []
+    on: dict[float, list[Pace]] = {right: [] for right in rights}
+    for _ in range(rounds + 1):
+        off.append(stage.run(context, rows, tokens, most, None))
+        for right, speculation in scripts.items():
+            on[right].append(stage.run(context, rows, tokens, most, speculation))
+    return [_line(context, rows, right, off, on[right], scripts[right]) for right in rights]
+
+
+def _line(
+    context: int, rows: int, right: float, off: Sequence[Pace], on: Sequence[Pace], speculation: Speculation
+) -> Mapping[str, Any]:
+    counters = speculation.counters
+    drafted, accepted = (sum(counts.values()) for counts in (counters.drafted, counters.accepted))
+    plain, checked = _median(off), _median(on)
+    return {
+        "context": context,
+        "rows": rows,
+        "accept": right,
+        "off tok/s": plain,
+        "on tok/s": checked,
+        "ratio": float(np.median([b.speed / a.speed for a, b in zip(off[1:], on[1:], strict=True)])),
+        "first": on[0].speed / off[0].speed,
+        "tokens/row/step": sum(p.tokens for p in on[1:]) / sum(p.steps for p in on[1:]) / rows,
+        "checked steps": counters.rounds,
+        "drafted": drafted,
+        "accepted": accepted,
+        "rate": counters.rate or 0.0,
+        "tie rate": counters.ties / max(1, drafted + counters.ties),
+    }
+
+
+def _median(paces: Sequence[Pace]) -> float:
+    return float(np.median([pace.speed for pace in paces[1:]]))
