@@ -209,9 +209,7 @@ FORCED: Any = {"required": "required", "named": {"type": "function", "function":
 
 
 @pytest.mark.parametrize("choice", FORCED.values(), ids=FORCED.keys())
-def test_a_forced_call_is_held_to_the_schema(
-    server: Live, client: OpenAI, choice: Any
-) -> None:
+def test_a_forced_call_is_held_to_the_schema(server: Live, client: OpenAI, choice: Any) -> None:
     said = WEATHER
     one = whole(client, said, tool_choice=choice).choices[0]
     many, _ = streamed(client, said, tool_choice=choice)

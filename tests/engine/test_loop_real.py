@@ -13,7 +13,7 @@ from tests.tiny import CONFIGS, GOOD, VOCAB, tiny
 from treadle.config import Config
 from treadle.engine.loop import Loop
 from treadle.models.capabilities import new_layers
-from treadle.types import Batching, Request, Sampling
+from treadle.types import Batching, Finish, Request, Sampling
 
 
 def run_of(name: str, **settings: object) -> Run:
@@ -77,3 +77,12 @@ def test_the_prompt_is_scored_token_by_token_when_asked() -> None:
     np.testing.assert_allclose([p.logprob for p in scored], expected[np.arange(36), ids[1:]], atol=1e-4)
     for line, p in zip(expected, scored, strict=False):
         assert [id for id, _ in p.top] == np.argsort(-line)[:2].tolist()
+
+
+def test_a_prompt_can_be_scored_without_a_reply() -> None:
+    ids = np.random.default_rng(4).integers(0, VOCAB, 21)
+    run = run_of("attention", prefill_chunk=8)
+    run.loop.submit(Request("x", ids, Sampling(0.0, logprobs=0), 0, prompt_logprobs=True))
+    run.until_idle()
+    scored = [p.token for output in run.outputs["x"] for p in output.prompt_logprobs]
+    assert scored == ids[1:].tolist() and run.text("x") == [] and run.finish("x") is Finish.LENGTH

@@ -48,7 +48,7 @@ BODIES: list[dict[str, Any]] = [
 
 async def reply(engine: Engine, model: LoadedModel, id: str, prompt: Prompt, seed: int) -> list[Event]:
     sampling = Sampling(temperature=1.0, seed=seed)
-    request = Request(id, prompt.ids, sampling, 80, model.stop_ids, constraint=prompt.constraint)
+    request = Request(id, prompt.ids, sampling, 48, model.stop_ids, constraint=prompt.constraint)
     stream = engine.submit(request)
     return [event async for event in events(aiter(stream), ReplyStream(model.tokenizer, (), prompt.form), stream.abort)]
 
@@ -78,7 +78,7 @@ def test_every_reply_of_a_batch_has_its_shape() -> None:
             bodies = [
                 generation({"messages": [{"role": "user", "content": "Weather?"}], **body}, ChatBody) for body in BODIES
             ]
-            prompts = [prompt for body in bodies for prompt in chat_prompts(model, body)] * 2
+            prompts = [prompt for body in bodies for prompt in chat_prompts(model, body)]
             closer = tuple(int(i) for i in encode(model.tokenizer, "</think>", add_special_tokens=False))
             ids = encode(model.tokenizer, "<think>Let me see.", add_special_tokens=False)
             budgeted = Prompt(ids, constraint=Constraint(Language.FREE, reasoning=Reasoning(closer, budget=6)))

@@ -107,7 +107,7 @@ class Loop:
             room = min(room, request.max_tokens)
         sequence = Sequence(request, room, self.clock())
         self.waiting.append(sequence)
-        if room <= 0:
+        if room <= 0 and not request.prompt_logprobs:
             self._end(sequence, Finish.LENGTH)
 
     def abort(self, id: str, finish: Finish = Finish.ABORT, error: str | None = None) -> bool:
@@ -212,6 +212,8 @@ class Loop:
         verdicts = self.speculation.judge(flight, found)
         kept = [line[: verdict.taken] for line, verdict in zip(found, verdicts, strict=True)]
         group.settle(flight, [[e.token for e in line] for line in kept])
+        if any(e.token == NAN_TOKEN for line in found for e in line):
+            group.layers.scrub()
         self.speculation.settle(plan, flight, verdicts, self.clock() - began)
         for sequence, line in zip(flight.rows, kept, strict=True):
             sequence.launched -= 1
@@ -250,7 +252,7 @@ class Loop:
             else:
                 self.reuse.forget(sequence)
                 if self.speculation is not None:
-                    self.speculation.end(sequence, None)
+                    self.speculation.leave(sequence, None)
                 sequence.restart()
                 self.ledger.release(sequence.id)
                 sequence.retried = sequence.alone = True
@@ -283,10 +285,9 @@ class Loop:
 
     def _catch_up(self, allowance: int) -> None:
         """Let the draft model read a chunk of what a running sequence consists of."""
-        following = None if self.speculation is None else self.speculation.following
-        if following is not None and following.lagging():
+        if self.speculation is not None and self.speculation.lagging:
             began = self.clock()
-            n = following.catch_up(allowance)
+            n = self.speculation.catch_up(allowance)
             self.pacer.prefilled(max(n, 1), self.clock() - began, bool(self.groups))
 
     def _chunk(self, sequence: Sequence, n: int) -> None:
@@ -298,7 +299,9 @@ class Loop:
                 self._outputs.append(Output(sequence.id, prompt_logprobs=scored, prefilled=sequence.computed))
             self.reuse.publish(sequence)
             self.pacer.prefilled(n, self.clock() - began, bool(self.groups))
-        if sequence.pending == 1:
+        if sequence.pending == 1 and sequence.room <= 0:
+            self._end(sequence, Finish.LENGTH)  # it was about the scores of its prompt
+        elif sequence.pending == 1:
             self._enter(sequence)
         else:
             self._outputs.append(Output(sequence.id, prefilled=sequence.computed))
@@ -339,6 +342,8 @@ class Loop:
     def _fits(self, group: Group, sequence: Sequence) -> bool:
         if self.caps.batching is Batching.NEVER or sequence.alone or any(row.alone for row in group.rows):
             return False
+        if self.caps.batching is Batching.DECODE and any(row.pending > 1 for row in group.rows):
+            return False  # what was taken back is computed again in one step of several tokens
         return scheduler.fits_together([row.computed for row in group.rows], sequence.computed)
 
     # 8: one exit for all

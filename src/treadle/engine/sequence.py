@@ -98,6 +98,8 @@ class Sequence:
         self._length += 1
         if self.matcher is not None:
             self.matcher.accept(token)
+            if self.matcher.free:
+                self.matcher = None
         if self.speculator is not None:
             self.speculator.extend(token)
 

@@ -87,6 +87,11 @@ class Matcher:
             return False
         return bool(inner.is_stopped() and inner.is_accepting())
 
+    @property
+    def free(self) -> bool:
+        """Whether nothing is held to anything any more: a budget without a grammar, and the reasoning is over."""
+        return self._inner is None and not self.fault and self._place.part is _Part.ANSWER
+
     def mask(self) -> Mask:
         """uint32 [mask_words(vocabulary.size)]: bit i of word w is set where id 32 w + i may come next."""
         place = self._place

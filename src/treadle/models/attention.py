@@ -32,16 +32,22 @@ MOST_UNFUSED = 128
 WARP = 32
 MOST_WARPS = 16
 SHARED_FLOATS = 8192  # of one block, for joining what its warps found
+ENOUGH_BLOCKS = 256  # about two for each processor of an H100
+LEAST_PART = 512  # columns
+MOST_PARTS = 8
 TYPES = (mx.bfloat16, mx.float16, mx.float32)
 
 # A block computes one query position of one row for the G heads that share a key head. Its warps take columns by
-# turns, UNROLL at a time, with a running maximum and sum each (online softmax), and are joined at the end.
+# turns, UNROLL at a time, with a running maximum and sum each (online softmax), and are joined at the end. With
+# SPLIT > 1 a block sees one part of the columns only, and `MERGE` joins the parts.
 SOURCE = """
-    const int row = blockIdx.x, head = blockIdx.y, i = blockIdx.z;
+    const int row = blockIdx.x / SPLIT, part = blockIdx.x % SPLIT, head = blockIdx.y, i = blockIdx.z;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     constexpr int E = D / 32;
     constexpr int UNROLL = 4;
-    const int limit = limits[0], window = limits[1];
+    const int window = limits[1];
+    const int span = (limits[0] + SPLIT * WARPS * UNROLL - 1) / (SPLIT * WARPS * UNROLL) * WARPS * UNROLL;
+    const int first = part * span, limit = min(limits[0], first + span);
     const int here = position[row] + i;
     float query[G][E], sum[G][E], best[G], total[G];
     for (int g = 0; g < G; ++g) {
@@ -56,7 +62,7 @@ SOURCE = """
     const T* key_row = keys + row * keys_strides[0] + head * keys_strides[1] + lane * E;
     const T* value_row = values + row * values_strides[0] + head * values_strides[1] + lane * E;
     const int* line = table + row * table_strides[0];
-    for (int start = warp * UNROLL; start < limit; start += WARPS * UNROLL) {
+    for (int start = first + warp * UNROLL; start < limit; start += WARPS * UNROLL) {
         float key[UNROLL][E], value[UNROLL][E];
         bool seen[UNROLL];
         bool any = false;
@@ -113,20 +119,47 @@ SOURCE = """
             below += fade * totals[w][g];
         }
         const long at = ((static_cast<long>(row) * gridDim.y + head) * G + g) * gridDim.z + i;
-        out[at * D + d] = static_cast<T>(below > 0.0f ? above / below : 0.0f);
+        STORE
     }
+"""
+WHOLE = "out[at * D + d] = static_cast<T>(below > 0.0f ? above / below : 0.0f);"
+PART = """
+        out[(at * SPLIT + part) * (D + 2) + d] = above;
+        if (d == 0) {
+            out[(at * SPLIT + part) * (D + 2) + D] = top;
+            out[(at * SPLIT + part) * (D + 2) + D + 1] = below;
+        }
+"""
+MERGE = """
+    const long at = blockIdx.x;
+    const int d = threadIdx.x;
+    const float* mine = parts + at * SPLIT * (D + 2);
+    float top = -1e30f;
+    for (int p = 0; p < SPLIT; ++p) top = fmaxf(top, mine[p * (D + 2) + D]);
+    float above = 0.0f, below = 0.0f;
+    for (int p = 0; p < SPLIT; ++p) {
+        const float fade = __expf(mine[p * (D + 2) + D] - top);
+        above += fade * mine[p * (D + 2) + d];
+        below += fade * mine[p * (D + 2) + D + 1];
+    }
+    out[at * D + d] = static_cast<T>(below > 0.0f ? above / below : 0.0f);
 """
 
 
-@lru_cache(maxsize=1)
-def _kernel() -> Any:
+@lru_cache(maxsize=2)
+def _kernel(split: bool) -> Any:
     return mx.fast.cuda_kernel(
-        name="treadle_few_queries",
+        name="treadle_few_queries_part" if split else "treadle_few_queries",
         input_names=["queries", "keys", "values", "table", "position", "limits", "scale"],
         output_names=["out"],
-        source=SOURCE,
+        source=SOURCE.replace("STORE", PART if split else WHOLE),
         ensure_row_contiguous=False,
     )
+
+
+@lru_cache(maxsize=1)
+def _merge() -> Any:
+    return mx.fast.cuda_kernel(name="treadle_merge_parts", input_names=["parts"], output_names=["out"], source=MERGE)
 
 
 @lru_cache(maxsize=8)
@@ -136,24 +169,47 @@ def _scale(scale: float) -> Any:
     return found
 
 
-def few_queries(queries: Any, keys: Any, values: Any, seen: tuple[Any, Any, Any], scale: float) -> Any:
+def few_queries(queries: Any, keys: Any, values: Any, seen: tuple[Any, Any, Any], scale: float, reach: int) -> Any:
     """Attention of `queries` [rows, heads, n, dim] over whole buffers [slots, key heads, columns, dim].
 
     `seen`: int32 arrays (table [rows, columns] of the position in each column, position [rows] of each row's first
     query, limits [columns to read, window or 0]). Query i of a row sees the positions up to its own, in its window.
+    `reach`: the columns to read, as known to the host.
     """
     rows, heads, n, dim = queries.shape
-    group = heads // keys.shape[1]
+    shared = keys.shape[1]
+    group = heads // shared
     warps = max(1, min(MOST_WARPS, SHARED_FLOATS // (group * dim)))
-    (out,) = _kernel()(
+    split = parts(rows * shared * n, reach)
+    sizes = [("D", dim), ("SPLIT", split)]
+    shape, dtype = (queries.shape, queries.dtype) if split == 1 else ((rows, heads, n, split, dim + 2), mx.float32)
+    (out,) = _kernel(split > 1)(
         inputs=[queries, keys, values, *seen, _scale(scale)],
-        template=[("T", queries.dtype), ("D", dim), ("G", group), ("WARPS", warps)],
-        grid=(rows * warps * WARP, keys.shape[1], n),
+        template=[("T", queries.dtype), ("G", group), ("WARPS", warps), *sizes],
+        grid=(rows * split * warps * WARP, shared, n),
         threadgroup=(warps * WARP, 1, 1),
+        output_shapes=[shape],
+        output_dtypes=[dtype],
+    )
+    if split == 1:
+        return out
+    (out,) = _merge()(
+        inputs=[out],
+        template=[("T", queries.dtype), *sizes],
+        grid=(rows * heads * n * dim, 1, 1),
+        threadgroup=(dim, 1, 1),
         output_shapes=[queries.shape],
         output_dtypes=[queries.dtype],
     )
     return out
+
+
+def parts(blocks: int, reach: int) -> int:
+    """Into how many parts the columns are split so that few blocks over many columns fill the device: 1, 2, 4 or 8."""
+    split = 1
+    while split < MOST_PARTS and blocks * split < ENOUGH_BLOCKS and reach >= 2 * split * LEAST_PART:
+        split *= 2
+    return split
 
 
 def unfused(queries: Any, keys: Any, values: Any, scale: float) -> Any:
@@ -174,9 +230,9 @@ def attention_over(original: Callable[..., Any]) -> Callable[..., Any]:
     def attend(queries: Any, keys: Any, values: Any, cache: Any, scale: float, mask: Any, sinks: Any = None) -> Any:
         n = queries.shape[2]
         if type(cache) is Rows and sinks is None and n <= MOST_UNFUSED:
-            seen = _seen(cache, n, mask) if n <= MOST_QUERIES and _suits(queries, cache) else None
+            seen = _seen(cache, n, mask) if n <= MOST_QUERIES and _suits(queries, keys, cache) else None
             if seen is not None:
-                return few_queries(queries, cache.keys, cache.values, seen, scale)
+                return few_queries(queries, cache.keys, cache.values, seen, scale, cache.columns.read_to)
             if n > 1 and isinstance(mask, str) and isinstance(cache.columns, SoloColumns):
                 return unfused(queries, keys, values, scale)
         return original(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)
@@ -184,12 +240,13 @@ def attention_over(original: Callable[..., Any]) -> Callable[..., Any]:
     return attend
 
 
-def _suits(queries: Any, cache: Rows) -> bool:
-    """Whether the kernel has been written for these shapes."""
-    dim = queries.shape[3]
-    group = queries.shape[1] // cache.keys.shape[1]
-    same = cache.keys.dtype == queries.dtype and cache.values.shape[3] == cache.keys.shape[3] == dim
-    return same and queries.dtype in TYPES and dim % WARP == 0 and group * dim <= SHARED_FLOATS
+def _suits(queries: Any, keys: Any, cache: Rows) -> bool:
+    """Whether the kernel has been written for these shapes, and the layer attends to its cache as it is."""
+    dim, own = queries.shape[3], cache.keys
+    group = queries.shape[1] // own.shape[1]
+    same = own.dtype == queries.dtype and cache.values.shape[3] == own.shape[3] == keys.shape[3] == dim
+    fits = queries.dtype in TYPES and dim % WARP == 0 and group * dim <= SHARED_FLOATS
+    return same and fits and keys.shape[1] == own.shape[1]
 
 
 def _seen(cache: Rows, n: int, mask: Any) -> tuple[Any, Any, Any] | None:
