@@ -106,6 +106,7 @@ def test_what_cannot_change_the_reply_is_accepted(fields: Any) -> None:
         ({"temperature": -1}, "temperature"),
         ({"stop_sequences": [""]}, "stop_sequences[0]"),
         ({"stop_sequences": "a"}, "stop_sequences"),
+        ({"stop_sequences": ["a" * 1001]}, "stop_sequences"),
         ({"system": 5}, "system"),
         ({"thinking": {"type": "maybe"}}, "thinking.type"),
         ({"tool_choice": {"type": "tool"}}, "tool_choice"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from tests.fakes_engine import FakeEngine, say
 from tests.live import Live, live, until
+from treadle.api import body as bodies
 from treadle.errors import MemoryRefused, QueueFull, TreadleError
 from treadle.types import Finish
 
@@ -129,6 +131,18 @@ def test_a_declared_length_over_the_limit_is_answered_before_the_body_comes(serv
         assert connection.recv(100).startswith(b"HTTP/1.1 413 ")
 
 
+def test_a_body_that_does_not_go_on_is_given_up(server: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies, "STALL_S", 0.2)
+    with server.connect() as connection:
+        connection.sendall(f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{{".encode())
+        assert connection.recv(100).startswith(b"HTTP/1.1 400 ")
+
+
+def test_a_compressed_body_is_refused_by_its_header(server: Live) -> None:
+    reply = httpx.post(server.url + CHAT, content=gzip.compress(b"{}"), headers={"content-encoding": "gzip"})
+    assert error_of(reply, 400)["param"] == "content-encoding"
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("refusal", "status", "kind"),
@@ -156,6 +170,7 @@ def test_health_says_ready_with_counts() -> None:
             "waiting": 0,
             "model": "fake",
             "kv": {"bits": "16", "why": "", "layers": {}},
+            "speculation": {"sources": ["lookup", "forced"], "draft_model": None, "why": ""},
         }
         with server.send(CHAT, HELLO):
             until(lambda: server.get("/health").json()["running"] == 1)
@@ -226,6 +241,13 @@ def test_a_refusal_half_way_ends_the_choices_before_it() -> None:
     with live(engine) as server:
         error_of(server.post(CHAT, HELLO | {"n": 3}), 429)
         assert not server.engine.streams and len(server.engine.aborted) == 1
+
+
+def test_more_replies_than_may_ever_wait_are_no_matter_of_trying_again() -> None:
+    with live(FakeEngine(say("hello")), max_rows=2, max_waiting=3) as server:
+        body = {"prompt": ["a", "b", "c"], "max_tokens": 1}
+        assert error_of(server.post("/v1/completions", body | {"n": 2}), 400)["param"] == "n"
+        assert server.post("/v1/completions", body).status_code == 200
 
 
 def test_echo_repeats_the_prompt() -> None:

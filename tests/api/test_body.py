@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treadle.api.body import parse
+from treadle.api.body import MAX_DEPTH, parse
 from treadle.api.fields import ChatBody, CompletionBody
 from treadle.errors import BadRequest
 
@@ -56,6 +56,8 @@ BAD_CHAT = [
     ({"logit_bias": {"-1": 1}}, "logit_bias"),
     ({"logit_bias": {"1": "2"}}, "logit_bias"),
     ({"logit_bias": {"1": 101}}, "logit_bias"),
+    ({"logit_bias": {"007": 1}}, "logit_bias"),
+    ({"logit_bias": {"1" * 30: 1}}, "logit_bias"),
     ({"seed": 1.5}, "seed"),
     ({"seed": "1"}, "seed"),
     ({"stop": 1}, "stop"),
@@ -63,6 +65,7 @@ BAD_CHAT = [
     ({"stop": ["a", ""]}, "stop"),
     ({"stop": ["a", 1]}, "stop"),
     ({"stop": ["a"] * 17}, "stop"),
+    ({"stop": "a" * 1001}, "stop"),
     ({"n": 0}, "n"),
     ({"n": 129}, "n"),
     ({"timeout": 0}, "timeout"),
@@ -179,3 +182,25 @@ def test_any_json_is_parsed_or_refused_but_never_a_crash(fields: dict[str, Any],
         assert error.message.endswith(".")
     else:
         assert isinstance(body, model)
+
+
+def nested(levels: int) -> Any:
+    return {"a": nested(levels - 1)} if levels else 1
+
+
+def test_a_body_that_is_nested_too_deeply_is_refused_wherever_that_is() -> None:
+    assert chat(metadata=nested(MAX_DEPTH - 1)).metadata  # type: ignore[attr-defined]
+    with pytest.raises(BadRequest, match="nested") as caught:
+        chat(metadata=nested(MAX_DEPTH))
+    assert caught.value.code == "invalid_json"
+
+
+def tool(**parameters: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", "parameters": {"type": "object", **parameters}}}
+
+
+def test_a_tool_may_be_given_twice_but_not_with_two_meanings() -> None:
+    assert len(chat(tools=[tool(), tool()]).tools) == 2
+    with pytest.raises(BadRequest, match="differ") as caught:
+        chat(tools=[tool(), tool(required=["a"])])
+    assert caught.value.param == "tools"

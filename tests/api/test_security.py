@@ -48,7 +48,7 @@ def test_either_header_and_either_key_lets_in(locked: Live, headers: dict[str, s
 
 
 @pytest.mark.parametrize("headers", [{}, {"authorization": "Bearer three"}, {"x_api_key": "on"}])
-@pytest.mark.parametrize("path", [CHAT, "/v1/models", "/", "/docs", "/v1/no-such-route"])
+@pytest.mark.parametrize("path", [CHAT, "/v1/models", "/monitor", "/docs", "/v1/no-such-route"])
 def test_without_a_key_every_route_is_a_401(locked: Live, path: str, headers: dict[str, str]) -> None:
     method = "POST" if path == CHAT else "GET"
     response = ask(locked, method, path, **headers)

@@ -10,7 +10,6 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from treadle import __version__
 from treadle.api.context import context
 from treadle.api.errors import json_response
 from treadle.api.ports import FactsPort, ModelPort, SlotPort
@@ -25,20 +24,6 @@ router = APIRouter()
 T = TypeVar("T")
 
 
-@router.head("/", include_in_schema=False)  # some clients ask for it before anything else
-@router.get("/")
-async def root(request: Request) -> Response:
-    """A hint for people who open the address in a browser."""
-    return json_response(
-        {
-            "name": "treadle",
-            "version": __version__,
-            "api": "/v1",
-            "routes": ["/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/cache", "/health", "/docs"],
-        }
-    )
-
-
 @router.get("/health")
 async def health(request: Request) -> Response:
     """200 only when requests can be answered now; else 503 and why."""
@@ -49,7 +34,7 @@ async def health(request: Request) -> Response:
     if state == "ready":
         slot = engine.find(None)
         kv = {} if slot.facts is None else {"kv": described(slot.facts)["kv"]}
-        return json_response(body | {"model": slot.name} | kv)
+        return json_response(body | {"model": slot.name} | kv | {"speculation": speculation_of(slot)})
     body["reason"] = engine.failure or f"The engine is {state}."
     headers = {"retry-after": str(NotReady.retry_after_s)} if state == "loading" else {}
     return json_response(body, 503, headers)
@@ -160,8 +145,17 @@ def model_entry(slot: SlotPort, created: int) -> dict[str, Any]:
         "pinned": slot.pinned,
         "bytes": slot.num_bytes,
         "capabilities": None if slot.resident is None else capabilities(slot.resident.model),
+        "speculation": speculation_of(slot),
     }
     return entry if slot.facts is None else entry | described(slot.facts)
+
+
+def speculation_of(slot: SlotPort) -> dict[str, Any] | None:
+    """Where a loaded model's drafts come from; no sources: there are none, and why."""
+    force = slot.drafting
+    if force is None:
+        return None
+    return {"sources": list(force.sources), "draft_model": force.draft_model, "why": force.why}
 
 
 def described(facts: FactsPort) -> dict[str, Any]:
@@ -175,6 +169,7 @@ def described(facts: FactsPort) -> dict[str, Any]:
         "layers": {kind.value: caps.layers.count(kind) for kind in dict.fromkeys(caps.layers)},
         "window": caps.window,
         "batching": {"mode": caps.batching.value, "why": caps.why},
+        "vision": None if caps.vision is None else asdict(caps.vision),
         "kv": {"bits": str(caps.kv), "why": caps.kv_why, "layers": dict(caps.kv_layers)},
         "chat_template": facts.chat_template,
     }
@@ -188,5 +183,6 @@ def capabilities(model: ModelPort) -> list[str]:
         "chat": chat,
         "tools": chat and has_native_tools(model.tokenizer),
         "reasoning": chat and markers_of(model.tokenizer) is not None,
+        "images": chat and model.reader is not None,
     }
     return [name for name, there in has.items() if there]

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 
 from treadle import __version__
-from treadle.api import admin, anthropic, errors, metrics, openai, responses, tokenise
+from treadle.api import admin, anthropic, errors, metrics, monitor, openai, responses, tokenise
 from treadle.api.context import Context
 from treadle.api.job import Jobs
 from treadle.api.ports import EnginePort
@@ -27,6 +27,7 @@ def create_app(engine: EnginePort, config: Config) -> FastAPI:
         yield
         await engine.stop()
         here.pool.shutdown(wait=False, cancel_futures=True)
+        here.picture_pool.shutdown(wait=False, cancel_futures=True)
 
     app = FastAPI(title="Treadle", version=__version__, lifespan=lifespan)
     app.state.context = here
@@ -38,5 +39,6 @@ def create_app(engine: EnginePort, config: Config) -> FastAPI:
     app.include_router(responses.router)
     app.include_router(tokenise.router)
     app.include_router(admin.router)
+    app.include_router(monitor.router)
     metrics.install(app, engine)
     return app

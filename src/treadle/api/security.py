@@ -20,7 +20,8 @@ from treadle.api.security_limits import RateLimit
 from treadle.config import Config
 from treadle.errors import Forbidden, NotAuthorised, RateLimited, TreadleError
 
-OPEN_PATHS = ("/health",)
+OPEN_PATHS = ("/health", "/")
+OPEN_FOLDER = "/monitor/"  # the files of the page at "/", which hold no data
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 PREFLIGHT_S = 600  # how long a browser may remember a preflight's answer
 EXPOSED = "x-request-id, retry-after"
@@ -93,7 +94,8 @@ class Security:
 
     def _check_client(self, scope: Scope) -> None:
         """Raises NotAuthorised, RateLimited. The address is the connection's own, whatever headers say."""
-        if scope["path"] in OPEN_PATHS and scope["method"] in SAFE_METHODS:
+        path = scope["path"]
+        if (path in OPEN_PATHS or path.startswith(OPEN_FOLDER)) and scope["method"] in SAFE_METHODS:
             return
         owner = self._keys.owner(scope["headers"]) if self._keys else None
         unknown = bool(self._keys) and owner is None

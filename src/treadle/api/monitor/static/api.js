@@ -15,11 +15,14 @@ export const key = {
   forget: () => sessionStorage.removeItem(STORE),
 };
 
-// Throws ApiError for every answer but a good one, and TypeError where there was none.
+// Lets the browser answer people before more is done.
+export const turn = () => new Promise((done) => setTimeout(done));
+
+// Throws ApiError for every answer but a good one (status 0: there was none), and AbortError for a stopped one.
 export async function ask(path, options = {}) {
   const headers = { ...options.headers };
   if (key.get()) headers.authorization = `Bearer ${key.get()}`;
-  const response = await fetch(path, { ...options, headers, cache: "no-store" });
+  const response = await fetch(path, { ...options, headers, cache: "no-store" }).catch(unanswered);
   if (!response.ok) throw new ApiError(response.status, await reason(response));
   return response;
 }
@@ -46,6 +49,11 @@ export async function* events(response) {
       if (data) yield JSON.parse(data);
     }
   }
+}
+
+function unanswered(error) {
+  if (error.name === "AbortError") throw error;
+  throw new ApiError(0, "The server does not answer.");
 }
 
 async function reason(response) {

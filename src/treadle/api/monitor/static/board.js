@@ -1,12 +1,12 @@
 // All charts. Each is drawn in a turn of its own, so that the page answers in between, and only while it is seen.
 
+import { turn } from "./api.js";
 import { Plot } from "./plot.js";
 import { PLOTS } from "./plots.js";
 
-const turn = () => new Promise((done) => setTimeout(done));
-
 export class Board {
   constructor(root, history) {
+    this.root = root;
     this.history = history;
     this.span = 300;
     this.stats = null;
@@ -30,7 +30,15 @@ export class Board {
     for (const plot of this.plots.values()) {
       if (plot.spec.wanted) plot.card.hidden = !plot.spec.wanted(this.history);
     }
+    this.arrange();
     this.draw(this.seen);
+  }
+
+  // No row of a wide screen is left with a single chart.
+  arrange() {
+    const shown = [...this.plots.keys()].filter((card) => !card.hidden);
+    this.root.style.setProperty("--columns", String([4, 3, 5][shown.length - 8] ?? 4));
+    shown.forEach((card, i) => card.classList.toggle("alone", i % 2 === 0 && i === shown.length - 1));
   }
 
   zoom(span) {
@@ -40,8 +48,7 @@ export class Board {
 
   repaint() {
     for (const plot of this.plots.values()) {
-      plot.chart?.destroy();
-      plot.chart = null;
+      if (plot.chart) plot.paint(palette());
     }
     this.draw(this.seen);
   }
@@ -58,12 +65,16 @@ export class Board {
     for (const card of cards) this.waiting.add(card);
     if (this.drawing) return;
     this.drawing = true;
+    await turn();
     try {
       while (this.stats && this.waiting.size) {
         const [card] = this.waiting;
         this.waiting.delete(card);
         const plot = this.plots.get(card);
-        if (!plot.chart) plot.create(palette());
+        if (!plot.chart) {
+          plot.paint(palette());
+          await turn();
+        }
         plot.update(this.history, this.stats, this.span);
         await turn();
       }
@@ -77,5 +88,6 @@ function palette() {
   const style = getComputedStyle(document.documentElement);
   const colour = (name) => style.getPropertyValue(name).trim();
   const numbered = Object.fromEntries([1, 2, 3, 4].map((n) => [n, colour(`--c${n}`)]));
-  return { ...numbered, line: colour("--line"), soft: colour("--soft"), faint: colour("--faint") };
+  const family = getComputedStyle(document.body).fontFamily;
+  return { ...numbered, family, line: colour("--line"), soft: colour("--soft"), faint: colour("--faint") };
 }

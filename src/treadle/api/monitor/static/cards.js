@@ -6,6 +6,8 @@ import { element } from "./plot.js";
 const MODELS = 12; // most that are listed
 const KINDS = ["exact", "prefix", "supersequence", "branch", "miss"];
 
+let offered = new Map(); // id -> what `/v1/models` tells of it
+
 const fields = new Map([...document.querySelectorAll("[data-field]")].map((node) => [node.dataset.field, node]));
 const state = document.getElementById("state");
 const models = document.getElementById("models");
@@ -29,16 +31,24 @@ export function showCards(stats) {
   state.title = server.failure ?? "";
   field("uptime", duration(server.uptime_s));
   field("device", device ? `${device.name} (${device.backend})` : "–");
-  field("memory", memory ? `${bytes(memory.active_bytes)}, peak ${bytes(memory.peak_bytes)}` : "–");
+  field("memory", bytes(memory?.active_bytes));
+  field("peak", bytes(memory?.peak_bytes));
   field("version", server.version);
   field("ttft50", seconds(latency.ttft_s.p50));
   field("ttft95", seconds(latency.ttft_s.p95));
   field("gap50", seconds(latency.inter_token_s.p50));
+  field("gap95", seconds(latency.inter_token_s.p95));
   field("queue95", seconds(latency.queue_s.p95));
-  field("now", `${count(stats.running)} running, ${count(stats.waiting)} waiting`);
+  field("running", count(stats.running));
+  field("waiting", count(stats.waiting));
   showTotals(totals);
   showModels(stats);
   showCache(stats.cache, totals.tokens);
+}
+
+// KV formats change with a load alone, so they come with the list of models.
+export function showOffer(data) {
+  offered = new Map(data.map((model) => [model.id, model]));
 }
 
 function showTotals({ finished, tokens, faults }) {
@@ -73,28 +83,34 @@ function modelItem() {
 }
 
 function facts(model, stats) {
-  const speculation = stats.speculation?.[model.id];
   const told = [
     model.failure,
     known(model.context_length) && `${count(model.context_length)} tokens of context`,
     model.weight_bytes > 0 && `${bytes(model.weight_bytes)} of weights`,
-    known(model.kv_bits) && kv(model),
-    known(speculation?.rate) && `${share(speculation.rate)} of drafts accepted`,
-    known(speculation?.speed_up) && `${speculation.speed_up.toFixed(2)} times as fast by them`,
+    kv(offered.get(model.id)?.kv),
+    drafts(stats.speculation?.[model.id]),
     model.pinned && "pinned",
     `${count(model.requests)} requests, ${count(model.tokens)} tokens made`,
   ];
   return told.filter(Boolean).join(" · ");
 }
 
-function kv(model) {
-  const bits = String(model.kv_bits) === "16" ? "exact KV" : `KV in ${model.kv_bits} bits`;
-  const delta = model.kv_delta_percent;
+function drafts(counts) {
+  if (!known(counts?.rate)) return null;
+  const speed = known(counts.speed_up) ? `, ${counts.speed_up.toFixed(2)} × the plain speed` : "";
+  return `drafts: ${share(counts.rate)} accepted${speed}`;
+}
+
+function kv(format) {
+  if (!format) return null;
+  const bits = format.bits === "16" ? "KV exact" : `KV in ${format.bits} bits`;
+  const delta = format.delta_percent; // of perplexity, where it was measured
   return known(delta) ? `${bits} (${delta < 0 ? "−" : "+"}${Math.abs(delta).toFixed(2)} % perplexity)` : bits;
 }
 
 function showCache(cache, tokens) {
-  field("cached", tokens.prompt ? `${share(tokens.cached / tokens.prompt)} of ${count(tokens.prompt)} tokens` : "–");
+  field("prompt", count(tokens.prompt));
+  field("cached", tokens.prompt ? share(tokens.cached / tokens.prompt) : "–");
   field("bits", !cache ? "off" : cache.bits === null ? "exact" : `${cache.bits} bits while idle`);
   if (!hits.children.length) {
     hits.append(...KINDS.map((kind) => element("li", {}, element("span", { className: `mark k-${kind}` }), "")));

@@ -1,6 +1,6 @@
 // A small conversation with a model. It lives in this page alone.
 
-import { events, get, post } from "./api.js";
+import { events, post } from "./api.js";
 import { count, number, seconds } from "./format.js";
 import { element } from "./plot.js";
 
@@ -31,8 +31,7 @@ export function startChat(onLocked) {
   });
 }
 
-export async function listModels() {
-  const { data } = await get("v1/models");
+export function offerModels(data) {
   const names = data.filter((one) => one.state !== "failed").map((one) => one.id);
   if (names.join("\n") === [...model.options].map((option) => option.value).join("\n")) return;
   const chosen = model.value;

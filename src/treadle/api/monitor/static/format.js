@@ -18,7 +18,7 @@ export const share = or((value) => `${(100 * value).toFixed(value > 0 && value <
 
 export const seconds = or((value) => {
   if (value >= 10) return `${value.toFixed(0)} s`;
-  if (value >= 1) return `${value.toFixed(2)} s`;
+  if (value >= 1) return `${trim(value.toFixed(2))} s`;
   const ms = 1000 * value;
   return `${ms >= 10 ? ms.toFixed(0) : trim(ms.toFixed(1))} ms`;
 });

@@ -1,5 +1,7 @@
 // What the page remembers: a bounded number of seconds and of finished requests, whatever the server did.
 
+import { known } from "./format.js";
+
 export const SECONDS = 900;
 export const REQUESTS = 40;
 
@@ -27,36 +29,34 @@ export class History {
     this.finished.splice(0, this.finished.length - REQUESTS);
   }
 
+  // A series keeps the points that are known; where they are far apart, nothing was measured.
   append(times, series, first) {
-    for (const [name, values] of Object.entries(series)) {
-      this.series[name] ??= this.times.map((x) => ({ x, y: null }));
-      const points = this.series[name];
-      times.forEach((x, i) => points.push({ x, y: values[first + i] }));
-      points.splice(0, points.length - SECONDS);
-    }
+    this.since = times.at(-1);
     this.times.push(...times);
     this.times.splice(0, this.times.length - SECONDS);
-    this.since = this.times.at(-1);
+    for (const [name, values] of Object.entries(series)) {
+      const points = this.points(name);
+      times.forEach((x, i) => known(values[first + i]) && points.push({ x, y: values[first + i] }));
+      const kept = points.findIndex((point) => point.x >= this.times[0]);
+      points.splice(0, kept < 0 ? points.length : kept);
+    }
   }
 
   has(one) {
-    return this.finished.some((known) => known.id === one.id && known.ended === one.ended);
+    return this.finished.some((other) => other.id === one.id && other.ended === one.ended);
   }
 
   points(name) {
-    return (this.series[name] ??= this.times.map((x) => ({ x, y: null })));
+    return (this.series[name] ??= []);
   }
 
-  // The newest value that is known, of the last `within` seconds.
-  newest(name, within = SECONDS) {
-    const points = this.points(name);
-    for (let i = points.length - 1; i >= 0 && points[i].x > this.since - within; i--) {
-      if (points[i].y !== null) return points[i].y;
-    }
-    return null;
+  // The newest value of the last `within` seconds.
+  newest(name, within) {
+    const last = this.points(name).at(-1);
+    return last && last.x > this.since - within ? last.y : null;
   }
 
   used(name) {
-    return name in this.series && this.series[name].some((point) => point.y !== null && point.y > 0);
+    return this.points(name).some((point) => point.y > 0);
   }
 }

@@ -6,7 +6,7 @@ const dialog = document.getElementById("key-dialog");
 const form = document.getElementById("key-form");
 const input = document.getElementById("key");
 const problem = document.getElementById("key-problem");
-const forget = document.getElementById("forget");
+const button = document.getElementById("keys"); // "Enter key" or "Forget key", whichever there is to do
 
 export function startLock(onKey) {
   form.addEventListener("submit", (event) => {
@@ -16,21 +16,24 @@ export function startLock(onKey) {
     dialog.close();
     onKey();
   });
-  dialog.addEventListener("cancel", (event) => event.preventDefault()); // behind it is nothing to see
-  forget.addEventListener("click", () => {
-    key.forget();
-    location.reload();
+  button.addEventListener("click", () => {
+    if (!key.get()) dialog.showModal();
+    else {
+      key.forget();
+      location.reload(); // nothing that was shown with it stays
+    }
   });
-  unlocked();
 }
 
 export function locked() {
   problem.textContent = key.get() ? "The server did not accept this key." : "";
   key.forget();
-  forget.hidden = true;
+  button.hidden = false;
+  button.textContent = "Enter key";
   if (!dialog.open) dialog.showModal();
 }
 
 export function unlocked() {
-  forget.hidden = key.get() === null;
+  button.hidden = key.get() === null;
+  button.textContent = "Forget key";
 }

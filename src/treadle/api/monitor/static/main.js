@@ -1,9 +1,9 @@
 // The beat of the page: a snapshot a second while somebody looks.
 
-import { get } from "./api.js";
+import { ApiError, get, turn } from "./api.js";
 import { Board } from "./board.js";
-import { showCards, showState } from "./cards.js";
-import { listModels, startChat } from "./chat.js";
+import { showCards, showOffer, showState } from "./cards.js";
+import { offerModels, startChat } from "./chat.js";
 import { History } from "./history.js";
 import { locked, startLock, unlocked } from "./lock.js";
 import { showEntries, showLive } from "./tables.js";
@@ -23,6 +23,7 @@ let timer = null;
 let paused = false;
 let asking = false;
 
+const limited = () => ({ signal: AbortSignal.timeout(LIMIT_MS) });
 const tell = (text) => (news.textContent = text);
 
 async function beat() {
@@ -41,10 +42,12 @@ async function beat() {
 // Whether to look again by itself: not before there is a key.
 async function look() {
   try {
-    const stats = await get(`v1/stats?since=${history.since}`, { signal: AbortSignal.timeout(LIMIT_MS) });
+    const stats = await get(`v1/stats?since=${history.since}`, limited());
     history.merge(stats);
     showCards(stats);
+    await turn();
     showLive(stats.live, tell);
+    await turn();
     board.show(stats);
     unlocked();
     trouble(stats.server.failure);
@@ -54,15 +57,21 @@ async function look() {
       locked();
       return false;
     }
+    if (!(error instanceof ApiError)) {
+      trouble("This page has failed; please load it again.");
+      throw error;
+    }
     showState(error.status ? "error" : "no connection");
-    trouble(error.status ? error.message : "The server does not answer. Trying again.");
+    trouble(error.status ? error.message : `${error.message} Trying again.`);
   }
   return true;
 }
 
 async function lookSlowly(stats) {
-  await listModels();
-  if (stats.server.state === "ready") showEntries(await get("v1/cache", { signal: AbortSignal.timeout(LIMIT_MS) }));
+  const { data } = await get("v1/models", limited());
+  offerModels(data);
+  showOffer(data);
+  if (stats.server.state === "ready") showEntries(await get("v1/cache", limited()));
 }
 
 function trouble(text) {

@@ -3,7 +3,8 @@
 import { clock, count, known, moment, seconds } from "./format.js";
 import { REQUESTS } from "./history.js";
 
-const TICK_S = { 60: 15, 300: 60, 900: 180 };
+const FEW = 60; // values of a line that are seen as points too
+const LEAST_S = 60; // that a chart shows, however new the server is
 
 export function element(tag, properties = {}, ...children) {
   const made = Object.assign(document.createElement(tag), properties);
@@ -27,17 +28,19 @@ export class Plot {
   }
 
   // Colours come from the style sheet, which knows light from dark.
-  create(palette) {
-    this.chart?.destroy();
+  paint(palette) {
+    if (this.chart) {
+      paint(this.chart.config.type, this.chart.data.datasets, this.chart.options.scales, palette);
+      return;
+    }
     const made = this.spec.bars ? bars(this.spec) : lines(this.spec);
-    paint(made, palette);
+    paint(made.type, made.data.datasets, made.options.scales, palette);
     this.legend.replaceChildren(...made.data.datasets.map((set) => entry(set)));
     this.chart = new Chart(this.canvas, made);
   }
 
   // `history` is the page's own and grows in place; `span` is in seconds.
   update(history, stats, span) {
-    if (!this.chart) return;
     const said = this.spec.bars ? this.updateBars(history) : this.updateLines(history, stats, span);
     this.empty.hidden = said !== null;
     const text = said ?? "–";
@@ -52,12 +55,17 @@ export class Plot {
     const { lines, level, form } = this.spec;
     const { data, options } = this.chart;
     const end = history.since;
-    options.scales.x.min = end - span;
+    const begin = end - Math.min(span, Math.max(LEAST_S, end - (history.times[0] ?? end)));
+    options.scales.x.min = begin;
     options.scales.x.max = end;
-    options.scales.x.ticks.stepSize = TICK_S[span];
-    lines.forEach((line, i) => (data.datasets[i].data = history.points(line.series)));
+    options.scales.x.ticks.stepSize = step(end - begin);
+    lines.forEach((line, i) => {
+      const points = (data.datasets[i].data = history.points(line.series));
+      const few = points.length <= FEW || points[points.length - FEW].x < begin;
+      data.datasets[i].pointRadius = line.rare && few ? 1.75 : 0;
+    });
     const most = level?.of(stats);
-    if (level) data.datasets.at(-1).data = known(most) ? [{ x: end - span, y: most }, { x: end, y: most }] : [];
+    if (level) data.datasets.at(-1).data = known(most) ? [{ x: begin, y: most }, { x: end, y: most }] : [];
     const newest = history.newest(lines[0].series, span);
     if (newest === null) return null;
     return known(most) ? `${form(newest)} of ${form(most)}` : form(newest);
@@ -73,19 +81,26 @@ export class Plot {
       data.datasets[1].data[i] = one ? one.computed_tokens : null;
     }
     const last = finished.at(-1);
-    return last ? `${count(last.cached_tokens)} cached, ${count(last.computed_tokens)} computed` : null;
+    return last ? `${count(last.cached_tokens)}/${count(last.prompt_tokens)} cached` : null;
   }
 }
+
+// Chart.js calls it on the scale.
+function hour(unix) {
+  return this.options.ticks.stepSize < 60 ? moment(unix) : clock(unix);
+}
+
+const step = (span) => (span <= 75 ? 15 : span <= 200 ? 30 : span <= 360 ? 60 : 180);
 
 function lines(spec) {
   const datasets = spec.lines.map((line) => ({
     label: line.name, colour: line.colour, data: [], fill: Boolean(line.filled), stepped: Boolean(line.stepped),
-    spanGaps: line.rare ?? 3, pointRadius: line.rare === 60 ? 2 : 0,
+    spanGaps: line.rare ?? 3, pointRadius: 0, clip: 5,
   }));
   if (spec.level) datasets.push({ label: spec.level.name, data: [], borderDash: [5, 4], spanGaps: true, pointRadius: 0 });
   const options = common();
   Object.assign(options.scales.x, { type: "linear" });
-  Object.assign(options.scales.x.ticks, { callback: clock, includeBounds: false, maxRotation: 0 });
+  Object.assign(options.scales.x.ticks, { callback: hour, includeBounds: false, maxRotation: 0 });
   Object.assign(options.scales.y, { suggestedMax: spec.top ?? (spec.whole ? 1 : undefined), max: spec.top });
   options.scales.y.ticks.callback = (value) => spec.form(value).replace(" tok/s", "");
   if (spec.id === "load") options.scales.y.ticks.precision = 0;
@@ -135,16 +150,16 @@ function common() {
   };
 }
 
-function paint(made, palette) {
-  for (const set of made.data.datasets) {
+function paint(type, datasets, { x, y }, palette) {
+  for (const set of datasets) {
     set.borderColor = set.colour ? palette[set.colour] : palette.faint;
-    set.backgroundColor = made.type === "bar" ? set.borderColor : `${set.borderColor}26`;
+    set.backgroundColor = type === "bar" ? set.borderColor : `${set.borderColor}26`;
     set.pointBackgroundColor = set.borderColor;
   }
-  for (const scale of Object.values(made.options.scales)) {
+  for (const scale of [x, y]) {
     scale.grid.color = palette.line;
     scale.border.color = palette.line;
-    Object.assign(scale.ticks, { color: palette.soft, font: { size: 11 } });
+    Object.assign(scale.ticks, { color: palette.soft, font: { size: 11, family: palette.family } });
   }
 }
 

@@ -12,8 +12,8 @@ export const PLOTS = [
   {
     id: "gaps", title: "Time between tokens", form: seconds,
     lines: [
-      { series: "inter_token_p50_s", name: "median", colour: 1, rare: 5 },
-      { series: "inter_token_p95_s", name: "95 %", colour: 2, rare: 5 },
+      { series: "inter_token_p50_s", name: "p50", colour: 1, rare: 5 },
+      { series: "inter_token_p95_s", name: "p95", colour: 2, rare: 5 },
     ],
   },
   {
@@ -24,7 +24,7 @@ export const PLOTS = [
     id: "decode", title: "Decode", form: speed, whole: true,
     lines: [{ series: "decode_tokens_per_s", name: "tokens made per second", colour: 1, filled: true }],
   },
-  { id: "prompts", title: "Prompt tokens per request", bars: true, form: number },
+  { id: "prompts", title: "Tokens per prompt", bars: true, form: number },
   {
     id: "load", title: "Batch and queue", form: number, whole: true,
     lines: [

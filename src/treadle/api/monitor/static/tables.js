@@ -2,7 +2,7 @@
 
 import { ask } from "./api.js";
 import { field } from "./cards.js";
-import { bytes, count, duration, number } from "./format.js";
+import { bytes, count, duration, number, share } from "./format.js";
 import { element } from "./plot.js";
 
 const MOST = 50;
@@ -22,7 +22,7 @@ export function showLive(requests, tell) {
   listed.forEach((one, i) => {
     const row = rows.get(one.id) ?? add(one, tell);
     if (live.children[i] !== row) live.insertBefore(row, live.children[i] ?? null);
-    fill(row, [one.id, one.model, one.state, prompt(one), count(one.cached_tokens), count(one.generated_tokens),
+    fill(row, [one.id, one.model, stage(one), count(one.prompt_tokens), count(one.cached_tokens), count(one.generated_tokens),
       number(one.tokens_per_s), duration(one.age_s)]);
     row.dataset.state = one.state;
   });
@@ -30,16 +30,16 @@ export function showLive(requests, tell) {
   field("live-count", requests.length > MOST ? `${MOST} of ${count(requests.length)}` : count(requests.length));
 }
 
-function prompt(one) {
-  const done = one.state === "prefill" && one.prompt_computed < one.prompt_tokens;
-  return done ? `${count(one.prompt_computed)} of ${count(one.prompt_tokens)}` : count(one.prompt_tokens);
+function stage(one) {
+  const progress = one.state === "prefill" && one.prompt_tokens > 0;
+  return progress ? `prefill ${share(one.prompt_computed / one.prompt_tokens)}` : one.state;
 }
 
 function add(one, tell) {
   const button = element("button", { type: "button", textContent: "Cancel" });
   button.setAttribute("aria-label", `Cancel request ${one.id}`);
   button.addEventListener("click", () => cancel(one, button, tell));
-  const classes = ["id", SPARE, "", NUMBER, `${NUMBER} ${SPARE}`, NUMBER, NUMBER, `${NUMBER} ${SPARE}`];
+  const classes = ["id", SPARE, "", `${NUMBER} ${SPARE}`, `${NUMBER} ${SPARE}`, NUMBER, `${NUMBER} ${SPARE}`, `${NUMBER} ${SPARE}`];
   const row = element("tr", {}, ...classes.map((className) => element("td", { className })));
   row.firstChild.title = one.id;
   row.append(element("td", { className: "act" }, button));
@@ -58,12 +58,13 @@ function drop(id, row) {
 }
 
 async function cancel(one, button, tell) {
-  button.disabled = true;
+  if (button.ariaDisabled === "true") return;
+  button.ariaDisabled = "true"; // and not `disabled`, which would lose the focus
   try {
     await ask(`v1/requests/${encodeURIComponent(one.job)}/cancel`, { method: "POST" });
     tell(`Request ${one.id} is cancelled.`);
   } catch (error) {
-    button.disabled = false;
+    button.ariaDisabled = "false";
     tell(`Not cancelled: ${error.message}`);
   }
 }
