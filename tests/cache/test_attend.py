@@ -11,7 +11,7 @@ import pytest
 
 from tests.tiny import VOCAB, tiny
 from treadle.cache import recent_columns
-from treadle.cache.attend import MOST_SHARED, over_packed
+from treadle.cache.attend import MOST_SHARED, head_by_head, over_packed
 from treadle.cache.layers import Layers
 from treadle.cache.packed_rows import PackedRows
 from treadle.cache.pieces import piece_of, rows_of
@@ -163,10 +163,11 @@ def test_attention_over_packed_rows_is_attention_over_unpacked_ones(bits: int, g
         columns.begin([n])
         keys, values = rows.update_and_fetch(mx.random.normal((1, 2, n, 128)), mx.random.normal((1, 2, n, 128)))
         queries, mask = mx.random.normal((1, 6, n, 128)), rows.make_mask(n, return_array=n == 50)
-        found = over_packed(queries, rows, 0.1, mask)
         expected = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=0.1, mask=mask)
+        for attend in (over_packed, head_by_head):
+            found = attend(queries, rows, 0.1, mask)
+            np.testing.assert_allclose(np.array(found), np.array(expected), atol=1e-4)
         columns.end()
-        np.testing.assert_allclose(np.array(found), np.array(expected), atol=1e-4)
 
 
 def test_few_queries_read_packed_rows_and_many_unpack_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,3 +180,12 @@ def test_few_queries_read_packed_rows_and_many_unpack_them(monkeypatch: pytest.M
     monkeypatch.setattr("treadle.cache.attend.over_packed", counted)
     read(KvFormat(8, 8, recent=3), random_ids(100), [20, 78, 1, 1])
     assert set(seen) == {20, 1} and 20 * 2 <= MOST_SHARED < 78 * 2
+
+
+def test_a_reservation_is_for_packed_rows_and_not_for_the_exact_ones() -> None:
+    model, layers = fresh(KvFormat(8, 8, recent=3))
+    layers.reserve(20_000)
+    forward(model, [random_ids(100)], layers)
+    rows = layers.rows[0]
+    assert isinstance(rows, PackedRows) and rows.packed[0].piece.num_tokens >= 20_000
+    assert rows.keys.shape[2] < 300

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from tests.fakes import VOCAB, HashModel
 from treadle.cache import columns, recent_columns
 from treadle.cache.layers import Layers
+from treadle.cache.transfer import convert
 from treadle.models.capabilities import forward, new_layers
 from treadle.types import KvFormat
 
-SMALL = KvFormat(8, 8, 64, recent=5)
 tokens = st.integers(1, VOCAB - 1)
 
 
@@ -42,6 +42,7 @@ class Batch:
         self.kv = kv
         self.layers: Any = None
         self.tokens: list[list[int]] = []
+        self.longest: list[int] = []  # length of each after its last step
 
     def join(self, prompt: list[int], chunk: int) -> None:
         solo = new_layers(self.model, self.model.caps, self.kv)
@@ -52,17 +53,24 @@ class Batch:
         else:
             assert self.layers.join(solo) == len(self.tokens)
         self.tokens.append(list(prompt))
+        self.longest.append(len(prompt))
+
+    def spare(self, row: int) -> int:
+        """How many tokens may be taken back: `SPARE` since the last step."""
+        return max(0, len(self.tokens[row]) - max(0, self.longest[row] - recent_columns.SPARE))
 
     def step(self, pieces: list[list[int]]) -> None:
         logits = np.array(forward(self.model, pieces, self.layers))
         for row, piece in enumerate(pieces):
             self.tokens[row] += piece
+            self.longest[row] = len(self.tokens[row])
             np.testing.assert_array_equal(logits[row, len(piece) - 1], logits_alone(self.model, self.tokens[row]))
 
     def drop(self, row: int) -> None:
         self.layers.drop(row)
-        self.tokens[row] = self.tokens[-1]
-        self.tokens.pop()
+        for line in (self.tokens, self.longest):
+            line[row] = line[-1]
+            line.pop()
 
     def rewind(self, row: int, n: int) -> None:
         self.layers.rewind(row, n)
@@ -92,9 +100,28 @@ def test_any_history_reads_like_each_sequence_alone(kinds: tuple[str, ...], data
             batch.drop(data.draw(st.integers(0, n - 1)))
         elif action == "rewind" and "state" not in kinds:
             row = data.draw(st.integers(0, n - 1))
-            batch.rewind(row, data.draw(st.integers(0, min(6, len(batch.tokens[row])))))
+            batch.rewind(row, data.draw(st.integers(0, batch.spare(row))))
         elif action == "check":
             batch.check()
         else:
             batch.step([data.draw(st.lists(tokens, min_size=1, max_size=9)) for _ in range(n)])
     batch.check()
+
+
+@settings(max_examples=30)
+@given(data=st.data())
+def test_a_sequence_that_changes_its_format_goes_on_as_it_was(data: st.DataObject) -> None:
+    """From exact rows to packed ones and back, alone or out of a batch, at any length."""
+    model = HashModel(data.draw(st.sampled_from([("rows", "rows"), ("rows", "window"), ("state", "rows")])), window=5)
+    formats = st.sampled_from([KvFormat(), KvFormat(8, 8, recent=5), KvFormat(4, 4, recent=5)])
+    batch = Batch(model, data.draw(formats))
+    for _ in range(data.draw(st.integers(1, 3))):
+        batch.join(data.draw(st.lists(tokens, min_size=1, max_size=40)), data.draw(st.integers(1, 25)))
+    row = data.draw(st.integers(0, len(batch.tokens) - 1))
+    other = new_layers(model, model.caps, data.draw(formats))
+    convert(batch.layers, row, other)
+    moved = Batch(model, KvFormat())
+    moved.layers, moved.tokens, moved.longest = other, [batch.tokens[row]], [len(batch.tokens[row])]
+    for _ in range(8):
+        moved.step([data.draw(st.lists(tokens, min_size=1, max_size=5))])
+    moved.check()

@@ -4,6 +4,7 @@ request."""
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -51,6 +52,7 @@ class Models:
         self.faults: dict[str, str] = {}
         self.pause_s = pause_s
         self.prepare_s = 0.0
+        self.hurry = threading.Event()  # ends downloads
         self.recipes = [
             Recipe(name, config, lambda name=name: self._prepare(name), (name + "2",), name in pinned)  # type: ignore[misc]
             for name in names
@@ -58,7 +60,7 @@ class Models:
         self.engine = Engine(self.recipes[0], config, self.recipes[1:], {"claude-*": "b", "*": "c2", "x": "a"})
 
     def _prepare(self, name: str) -> Prepared:
-        time.sleep(self.prepare_s)
+        self.hurry.wait(self.prepare_s)
         return Prepared(SIZE, lambda: self._load(name))
 
     def _load(self, name: str) -> LoadedModel:
@@ -365,3 +367,21 @@ def test_a_waiter_that_leaves_does_not_stop_the_load() -> None:
         assert slot.state == "ready" and not slot.busy
 
     run(models, body)
+
+
+def test_a_download_keeps_neither_other_models_nor_the_end_waiting() -> None:
+    models = Models(config())
+
+    async def body() -> None:
+        models.prepare_s = 60.0
+        asked = asyncio.create_task(models.ask("b", "x"))
+        await asyncio.sleep(0.02)
+        assert (await models.ask("a", "y"))[1] is not None
+        await models.engine.stop()
+        with pytest.raises(ShuttingDown):
+            await asked
+
+    try:
+        run(models, body)
+    finally:
+        models.hurry.set()

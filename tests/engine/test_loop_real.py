@@ -65,7 +65,7 @@ def test_the_prompt_is_scored_token_by_token_when_asked() -> None:
     """Each prompt token's own logprob by one forward over the whole prompt, whatever the chunks and the cache."""
     import mlx.core as mx
 
-    model, caps = tiny("attention")
+    model, _ = tiny("attention")
     ids = np.random.default_rng(4).integers(0, VOCAB, 37)
     run = run_of("attention", prefill_chunk=8)
     run.loop.submit(Request("x", ids, Sampling(0.0, logprobs=2), 3, prompt_logprobs=True))

@@ -106,3 +106,19 @@ def test_a_request_that_ended_in_a_fault_takes_no_memory_again_when_its_step_is_
     ledger.release("a")
     ledger.grow("a", 1000)
     assert ledger.free == 10**9
+
+
+def test_models_of_one_process_share_the_limit() -> None:
+    peers: list[Ledger] = []
+    one = Ledger(Footprint(row_bytes=10), base=400, limit=1000, peers=peers)
+    other = Ledger(Footprint(row_bytes=10), base=300, limit=1000, peers=peers)
+    assert one.free == other.free == 300
+    assert one.fits(300) and other.fits(10**6)  # nothing runs: the check at the door said what can fit
+    one.promise("a", 200)
+    assert other.free == 100 and other.fits(100) and not other.fits(101)
+    with pytest.raises(MemoryRefused):
+        other.check(40, 0)
+    one.release("a")
+    one.close()
+    other.check(40, 0)
+    assert other.free == 700

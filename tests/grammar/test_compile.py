@@ -44,6 +44,8 @@ def accepts(constraint: Constraint, text: str) -> bool:
         (Constraint(Language.REGEX, "a+b?"), ["a", "aab"], ["", "b", "ba", "abb"]),
         (Constraint(Language.REGEX, r"a/b\d\/[\d_]"), ["a/b1/_"], ["a/bd/_"]),
         (Constraint(Language.CHOICE, '["yes", "no (.*) $1/2", "\\\\d"]'), ["yes", "no (.*) $1/2", "\\d"], ["ye", "7"]),
+        (Constraint(Language.CHOICE, '["", "a", "a"]'), ["", "a"], ["aa"]),
+        (Constraint(Language.CHOICE, json.dumps([f"no {i}" for i in range(3000)])), ["no 7", "no 2999"], ["no 3000"]),
         (Constraint(Language.LARK, 'start: "(" start ")" | "x"'), ["x", "((x))"], ["((x)", "()"]),
     ],
     ids=lambda value: value.kind.value if isinstance(value, Constraint) else "",

@@ -39,6 +39,13 @@ def test_a_literal_is_its_text_and_special_tokens_are_tokens(text: str) -> None:
     assert takes(grammar, text) and not takes(grammar, text + "x")
 
 
+@given(st.lists(TEXTS, min_size=1, max_size=4), TEXTS)
+def test_a_choice_is_exactly_one_of_its_texts(texts: list[str], other: str) -> None:
+    grammar = f"start: {expression(Constraint(Language.CHOICE, json.dumps(texts)))}"
+    assert all(takes(grammar, text) for text in texts)
+    assert takes(grammar, other) == (other in texts)
+
+
 @given(TEXTS, st.sampled_from(["</end>", "\n</p>", "<|user|>", "x<|user|>y"]))
 def test_until_reads_to_the_first_end(text: str, end: str) -> None:
     lark = Lark(tokenizer())

@@ -68,6 +68,16 @@ def test_a_call_that_is_cut_off_never_looks_complete(said: Said) -> None:
         assert heard.finish is Finish.LENGTH
 
 
+@pytest.mark.parametrize("said", WITH_CALLS, ids=lambda said: said.name)
+def test_an_end_of_calls_that_is_cut_off_is_no_text(said: Said) -> None:
+    whole = hear(said, [])
+    for end in range(len(said.ids)):
+        heard = hear(said, [], ids=said.ids[:end], finish=Finish.LENGTH)
+        in_frame = "<|close|>" in heard.text  # of an answer, around calls
+        if heard.calls == whole.calls and "\ufffd" not in heard.text and not in_frame:
+            assert whole.text.startswith(heard.text)
+
+
 @pytest.mark.parametrize(
     "name",
     [

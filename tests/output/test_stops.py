@@ -75,3 +75,11 @@ def test_an_empty_stop_string_is_refused() -> None:
     with pytest.raises(BadRequest, match="empty") as caught:
         StopMatcher(["a", ""])
     assert caught.value.param == "stop"
+
+
+def test_matchers_of_the_same_strings_share_what_they_know_and_not_where_they_are() -> None:
+    first, second = StopMatcher(["END"]), StopMatcher(["END"])
+    assert first._automaton is second._automaton
+    assert first.push("aEN") == ("a", None)
+    assert second.push("D") == ("D", None)
+    assert first.push("D") == ("", "END")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treadle.speculate.cost import CostTable, Step
+from treadle.speculate.cost import FIRST_AGE, OLD, PLAIN_AGE, SHORT, CostTable, Step
 
 H100_4BIT = {1: 31e-6, 2: 57e-6, 4: 110e-6, 8: 27e-6, 16: 28e-6}
 curves = st.dictionaries(st.integers(1, 64), st.floats(1e-6, 1.0), min_size=1, max_size=12)
@@ -49,10 +49,87 @@ def test_a_known_size_is_exact_and_another_lies_between_its_neighbours(points, s
     elif not below:
         assert seconds == points[min(points)]
     elif not above:
-        assert seconds == pytest.approx(points[max(points)] * size / max(points))
+        largest = points[max(points)]
+        assert largest <= seconds <= largest * size / max(points) * (1 + 1e-9)
     else:
         ends = (points[max(below)], points[min(above)])
         assert min(ends) * (1 - 1e-9) <= seconds <= max(ends) * (1 + 1e-9)
+
+
+def test_sizes_beyond_the_largest_go_on_as_steep_as_before():
+    assert table({4: 1.0}).seconds(8) == 2.0
+    assert table({4: 1.0, 16: 1.0}).seconds(64) == 1.0
+    assert table({4: 1.0, 8: 1.2, 16: 1.6}).seconds(32) == pytest.approx(2.4)
+    assert table(H100_4BIT).seconds(64) == pytest.approx(34e-6)
+
+
+def test_a_longer_context_makes_verify_steps_as_much_dearer_as_plain_ones():
+    cost = table({1: 1.0, 8: 1.5})
+    cost.observe_plain(1, 0.8)
+    longer = cost.at(8 * SHORT)
+    assert cost.at(SHORT - 1) is cost
+    assert longer is cost.at(8 * SHORT + 1)
+    assert longer.plain(1) is None, "it is measured again first"
+    assert longer.seconds(8) == 1.5
+    longer.observe_plain(1, 2.8)
+    assert longer.seconds(8) == pytest.approx(3.5)
+    assert longer.steps(1, 8)[-1].seconds == pytest.approx(3.5 * 1.1)
+    longer.observe(8, 5.0)
+    assert longer.seconds(8) == 5.0
+    assert longer.seconds(1) == pytest.approx(4.5), "as much dearer as the nearest size that was measured"
+    assert (cost.seconds(8), cost.plain(1)) == (1.5, 0.8)
+
+
+def test_where_plain_steps_of_a_short_context_were_never_seen_verify_steps_stand_for_them():
+    cost = table({8: 1.0, 16: 1.2})
+    longer = cost.at(32 * SHORT)
+    longer.observe_plain(8, 3.0)
+    assert longer.seconds(16) == pytest.approx(3.2)
+
+
+def test_prices_of_a_longer_context_follow_those_of_a_shorter_one():
+    cost = table({8: 1.0})
+    longer = cost.at(2 * SHORT)
+    assert longer.steps(1, 8)[-1].seconds == pytest.approx(1.1)
+    for _ in range(7):
+        cost.observe(8, 2.0)
+    assert longer.steps(1, 8)[-1].seconds == pytest.approx(2.2)
+
+
+def test_what_was_not_measured_for_long_is_measured_anew():
+    cost = table({8: 1.0, 4: 1.0})
+    for _ in range(6):
+        cost.observe(8, 1.0)
+    for _ in range(OLD):
+        cost.observe(4, 3.0)
+    cost.observe(8, 3.0)
+    assert cost.seconds(8) == 3.0
+
+
+@pytest.mark.parametrize(("seen", "age"), [(1, FIRST_AGE), (2, 4 * FIRST_AGE), (7, PLAIN_AGE)])
+def test_plain_steps_are_due_again_the_sooner_the_fewer_were_seen(seen, age):
+    cost = CostTable()
+    for _ in range(seen):
+        cost.observe_plain(1, 1.0)
+    waited = 0
+    while not cost.plain_due(1):
+        cost.observe(4, 1.0)
+        waited += 1
+    assert waited == age + 1
+
+
+def test_plain_steps_that_were_never_seen_are_due_some_day():
+    cost = CostTable()
+    assert not cost.plain_due(2)
+    for _ in range(PLAIN_AGE + 1):
+        cost.observe(4, 1.0)
+    assert cost.plain_due(2)
+
+
+def test_steps_that_may_not_be_padded_have_their_own_price():
+    steps = table(H100_4BIT).steps(1, 8, padded=False)
+    assert [step.width for step in steps] == list(range(1, 9))
+    assert steps[3].seconds == 110e-6
 
 
 def test_more_tokens_may_cost_less():

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 STEP = 256  # buffers grow by this many columns
 GRAIN = 64  # a batch reads a multiple of this many columns, so that attention meets a new shape once in 64 steps
 SLACK = 256  # tokens kept behind a window, so that recent ones can be taken back
+TAIL = 64  # columns at the end in which tokens to be taken back nearly always lie
 FREE = np.int32(2**31 - 1)  # the position of a column that holds nothing for a row
 
 
@@ -233,7 +234,10 @@ class BatchColumns:
             return
         length = self.lengths[row] - n
         line = self.table[row, : self.index]
-        gone = np.flatnonzero((line >= length) & (line != FREE))
+        start = max(0, self.index - TAIL)  # where they nearly always are
+        gone = start + np.flatnonzero((line[start:] >= length) & (line[start:] != FREE))
+        if len(gone) != n:
+            gone = np.flatnonzero((line >= length) & (line != FREE))
         if len(gone) != n:
             raise ValueError(f"cannot rewind {n} tokens: only {len(gone)} are held")
         line[gone] = FREE

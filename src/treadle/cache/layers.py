@@ -137,6 +137,7 @@ class Layers:
             state.lengths = None
         for r in self.rows:
             r.settle()
+        self._trim(0)
         self._lengths = [a + b for a, b in zip(self._lengths, self._counts, strict=True)]
 
     def rewind(self, row: int, n: int) -> None:
@@ -160,6 +161,12 @@ class Layers:
         refused = mx.array([row in counts for row in range(self.num_rows)])
         for state, before in zip(self.states, states, strict=True):
             state.cache = [_where(refused, a, b) for a, b in zip(before, state.cache, strict=True)]
+
+    def scrub(self) -> None:
+        """Make zeros of values that are not finite: what was taken back is still read, with a weight of 0."""
+        for r in self.rows:
+            if r.keys is not None:
+                r.keys, r.values = (mx.where(mx.isfinite(a), a, mx.zeros((), a.dtype)) for a in (r.keys, r.values))
 
     def set_length(self, length: int) -> None:
         """Say how many tokens were put into a single sequence's layers from outside."""

@@ -13,7 +13,7 @@ from typing import Any
 import mlx.core as mx
 
 from treadle.cache.columns import Columns, round_up
-from treadle.cache.pieces import Piece, arrays_of, cut, joined, mapped, num_tokens, piece_of, rows_of
+from treadle.cache.pieces import Piece, arrays_of, cut, head_size, joined, mapped, num_tokens, piece_of, rows_of
 from treadle.cache.quantise import Packed, Scheme, scheme_for
 from treadle.cache.recent_columns import BatchRecent, Due, SoloRecent
 from treadle.cache.rows import Rows, cut_columns, held_columns, resized
@@ -33,6 +33,13 @@ class PackedBuffer:
     def scheme(self, dim: int) -> Scheme | None:
         """How heads of this size are packed; None: not at all."""
         return None if self.bits == EXACT_BITS else scheme_for(self.bits, self.group_size, dim)
+
+    def form(self, piece: Piece) -> Piece:
+        """Rows of any form in the one that is kept here. What is packed already is packed again only for other bits."""
+        scheme = self.scheme(head_size(piece))
+        if isinstance(piece, Packed) and piece.scheme == scheme:
+            return piece
+        return piece_of(rows_of(piece), scheme)
 
     def write(self, row: int, start: int, piece: Piece, reserve: int = 0) -> None:
         """Tokens from position `start` on, [1, heads, n, ..]."""
@@ -85,6 +92,10 @@ class PackedRows(Rows):
         self._owed = False  # whether that stands for packed rows, which somebody has to ask for
         self._asked: set[int] = set()  # numbers of tokens in a step whose attention reads packed rows by itself
 
+    @property
+    def _reserved(self) -> int:
+        return 0  # columns hold recent tokens only
+
     def update_and_fetch(self, keys: Any, values: Any) -> tuple[Any, Any]:
         self._write(keys, values)
         for due in self.columns.due():
@@ -107,8 +118,7 @@ class PackedRows(Rows):
 
     def _pack(self, due: Due) -> None:
         for buffer, exact in zip(self.packed, (self.keys, self.values), strict=True):
-            rows = cut_columns(exact, due.row, due.columns)
-            buffer.write(due.row, due.start, piece_of(rows, buffer.scheme(rows.shape[-1])), self.reserve)
+            buffer.write(due.row, due.start, buffer.form(cut_columns(exact, due.row, due.columns)), self.reserve)
 
     def keys_and_values(self) -> tuple[Any, Any]:
         """Packed tokens unpacked, then the exact columns: [rows, heads, packed + columns, dim]."""
@@ -131,7 +141,12 @@ class PackedRows(Rows):
 
     def put(self, start: int, keys: Piece, values: Piece) -> None:
         for buffer, piece in zip(self.packed, (keys, values), strict=True):
-            buffer.write(0, start, piece, self.reserve)
+            buffer.write(0, start, buffer.form(piece), self.reserve)
+
+    def release(self) -> None:
+        super().release()
+        for buffer in self.packed:
+            buffer.piece = None
 
     def read(self, row: int, start: int, end: int) -> list[Piece]:
         """As they are or will be packed."""
@@ -141,8 +156,7 @@ class PackedRows(Rows):
         for buffer, rows in zip(self.packed, (self.keys, self.values), strict=True):
             parts = [buffer.read(row, start, min(end, packed))] if start < packed else []
             if end > packed:
-                recent = cut_columns(rows, row, exact)
-                parts.append(piece_of(recent, buffer.scheme(recent.shape[-1])))
+                parts.append(buffer.form(cut_columns(rows, row, exact)))
             found.append(joined(parts))
         return found
 

@@ -29,6 +29,13 @@ def num_tokens(piece: Piece) -> int:
     return int(arrays_of(piece)[0].shape[2])
 
 
+def head_size(piece: Piece) -> int:
+    """Values of one head of one token."""
+    if isinstance(piece, Packed):
+        return int(piece.scales.shape[-1]) * piece.scheme.group_size
+    return int(piece.shape[-1])
+
+
 def rows_of(piece: Piece) -> Any:
     """As a plain array."""
     return piece.unpack() if isinstance(piece, Packed) else piece

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treadle.cache.columns import BatchColumns, Columns, SoloColumns, round_up
+from treadle.cache.pieces import rows_of
 
 
 class Rows:
@@ -23,11 +24,16 @@ class Rows:
         self.additive = additive
         self.keys: Any = None
         self.values: Any = None
-        self.reserve = 0  # columns to make room for at the first write
+        self.reserve = 0  # tokens to make room for at the first write
 
     @property
     def offset(self) -> Any:
         return self.columns.offset
+
+    @property
+    def _reserved(self) -> int:
+        """Columns to make room for at once."""
+        return self.reserve
 
     def make_mask(self, n: int, return_array: bool = False, window_size: int | None = None) -> Any:
         additive = self.keys.dtype if self.additive and not return_array and self.keys is not None else None
@@ -58,7 +64,7 @@ class Rows:
         if rows <= have[0] and columns <= have[1]:
             return
         slots = have[0] if rows <= have[0] else 1 << (rows - 1).bit_length()
-        width = have[1] if columns <= have[1] else round_up(max(columns, self.reserve))
+        width = have[1] if columns <= have[1] else round_up(max(columns, self._reserved))
         self.keys = resized(self.keys, (slots, keys.shape[1], width, keys.shape[3]), keys.dtype)
         self.values = resized(self.values, (slots, values.shape[1], width, values.shape[3]), values.dtype)
 
@@ -70,8 +76,12 @@ class Rows:
         self.values[row : row + 1, :, start:end] = values
 
     def put(self, start: int, keys: Any, values: Any) -> None:
-        """Into the one sequence's layers: the tokens from `start` on, as `read` gave them."""
-        self.place(0, start, keys, values)
+        """Into the one sequence's layers: the tokens from `start` on, in any form in which `read` gives them."""
+        self.place(0, start, rows_of(keys), rows_of(values))
+
+    def release(self) -> None:
+        """Let go of all rows; nothing may be read any more."""
+        self.keys = self.values = None
 
     def read(self, row: int, start: int, end: int) -> list[Any]:
         """Copies of the keys and of the values of tokens [start, end), in the form in which they are stored."""

@@ -1,4 +1,5 @@
-"""Moving what a sequence computed between layers and the prefix cache. Engine thread only; nothing is evaluated here.
+"""Moving what a sequence computed between layers and the prefix cache. Engine thread only; nothing but `convert`
+evaluates.
 
 Rows of layers that keep all tokens travel by position, packed ones as they are. Recurrent layers, and the last exact
 rows of windowed and packed ones, travel as a `Snapshot` of one position, because those of earlier positions are gone.
@@ -9,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import mlx.core as mx
 
 from treadle.cache.columns import SoloColumns
 from treadle.cache.layers import Layers
@@ -96,3 +99,30 @@ def _restore(layers: Layers, held: Snapshot, length: int) -> None:
         assert isinstance(r.columns, SoloColumns)
         r.columns.first = length - n
         r.place(0, 0, keys[:, :, :n], values[:, :, :n])
+
+
+def convert(layers: Layers, row: int, fresh: Layers) -> None:
+    """Copy one sequence into empty layers of the same model in another format; evaluated layer by layer.
+
+    A sequence that is alone in its layers leaves them empty, so that no more than one layer is held twice; they must
+    not be used any more. What was packed is packed again from what packing had left of it.
+    """
+    length, alone = layers.lengths[row], layers.num_rows == 1
+    for columns in fresh.columns.values():
+        assert isinstance(columns, SoloColumns)
+        columns.start_at(length)
+    for state, line in zip(fresh.states, layers.state_of(row), strict=True):
+        state.cache = line
+    for old, new in zip(layers.rows, fresh.rows, strict=True):
+        if length and new.columns.window is None:
+            new.put(0, *old.read(row, 0, length))
+        if length and new.columns.partial:
+            held = held_columns(old.columns, row)
+            n, _ = new.columns.needed(length, len(held))
+            assert isinstance(new.columns, SoloColumns)
+            new.columns.first = length - n
+            new.place(0, 0, *(cut_columns(a, row, held[len(held) - n :]) for a in (old.keys, old.values)))
+        mx.eval(new.arrays())
+        if alone:
+            old.release()
+    fresh.set_length(length)

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from treadle import __version__
-from treadle.cli import bench_serve, chat, doctor, generate, models, serve, service, top
+from treadle.cli import bench_serve, chat, doctor, generate, models, quality, serve, service, top
 from treadle.errors import ConfigError, TreadleError
 
 EXAMPLES = """
@@ -55,6 +55,7 @@ def root(
 for command in (serve.serve, chat.chat, generate.generate, doctor.doctor, top.top):
     app.command()(command)
 app.add_typer(models.models, name="models")
+bench_serve.bench.command()(quality.quality)
 app.add_typer(bench_serve.bench, name="bench")
 app.add_typer(service.service, name="service")
 

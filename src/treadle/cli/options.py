@@ -142,6 +142,12 @@ ModelWait = Annotated[
     float, typer.Option(help="Longest wait in seconds for a model that has to make room for another.")
 ]
 
+AllowImageUrls = Annotated[
+    bool, typer.Option("--allow-image-urls", help="Fetch images from http(s) addresses of the internet.")
+]
+ImageMaxMp = Annotated[float, typer.Option(help="Megapixels above which an image is scaled down at once.")]
+ImageCacheMb = Annotated[float, typer.Option(help="Most memory for encoded images that are remembered, in MB.")]
+
 KEYS_VARIABLE = "TREADLE_API_KEYS"
 
 

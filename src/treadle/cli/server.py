@@ -18,13 +18,14 @@ from treadle.cli.progress import bars
 from treadle.cli.session import settled
 from treadle.config import Config
 from treadle.engine.engine import Engine
+from treadle.engine.fleet import FILES_THREAD
 from treadle.metrics.request_log import log_finished
 from treadle.models.catalogue import read_catalogue
 from treadle.models.prepare import offer
 
 log = logging.getLogger(__name__)
 
-ENGINE_THREAD = "treadle-engine"
+THREADS = ("treadle-engine", FILES_THREAD)
 
 
 def run(config: Config, listener: socket.socket) -> None:
@@ -42,8 +43,8 @@ def run(config: Config, listener: socket.socket) -> None:
     server = Server(engine, config)
     with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
         runner.run(_serve(server, engine, listener))
-    if any(thread.name == ENGINE_THREAD for thread in threading.enumerate()):
-        # It loads or computes still: Python would tear MLX down under it, which ends in a crash.
+    if any(thread.name in THREADS for thread in threading.enumerate()):
+        # One downloads, loads or computes still: Python would tear MLX down under it, which ends in a crash.
         logs.stop()
         sys.stdout.flush()
         os._exit(0)

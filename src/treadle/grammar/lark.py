@@ -112,7 +112,8 @@ def expression(constraint: Constraint) -> str:
         case Language.REGEX:
             made = f"/{regex_to_lark(source, ASCII_DIGITS)}/"
         case Language.CHOICE:
-            made = f"({' | '.join(map(quoted, json.loads(source)))})"
+            # One terminal: as rules, thousands of choices are more than the parser takes in a row.
+            made = f"/({'|'.join(map(escaped, json.loads(source)))})/"
         case Language.LARK:
             made = f"%lark {{\n{source}\n}}"
         case Language.FREE:
@@ -131,7 +132,7 @@ def json_expression(schema: Any) -> str:
 
 def escaped(text: str) -> str:
     """The text inside a regular expression between slashes."""
-    return re.escape(text).replace("/", r"\/")
+    return re.escape(text).replace("/", r"\/").replace("\n", "n")
 
 
 def quoted(text: str) -> str:

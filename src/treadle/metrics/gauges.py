@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from treadle.metrics.snapshot import DeviceCard
 
@@ -49,7 +50,7 @@ class Gauges:
     memory: MemoryGauge | None = None
     cache: CacheGauge | None = None  # None: off
     sequences: tuple[SequenceGauge, ...] = ()
-    speculation: Mapping[str, object] | None = None  # by model; None: nothing speculates
+    speculation: Mapping[str, Mapping[str, Any]] | None = None  # by model; None: nothing speculates
 
 
 @dataclass(slots=True)

@@ -17,6 +17,7 @@ from prometheus_client.metrics_core import (
 from treadle import __version__
 from treadle.metrics.counters import Counters, Histogram, ModelCounters
 from treadle.metrics.gauges import Gauges
+from treadle.metrics.speculation import speculation
 from treadle.metrics.stats import Reading
 
 Labels = tuple[str, ...]
@@ -52,6 +53,8 @@ class Exporter:
         yield from _memory(read.gauges, read.peak_bytes)
         if read.gauges.cache is not None:
             yield from _cache(read)
+        if read.gauges.speculation is not None:
+            yield from speculation(read.gauges.speculation)
 
 
 def _models(read: Reading) -> Metric:

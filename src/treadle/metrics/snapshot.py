@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 SERIES = (
     "running",  # requests in prefill or decode
@@ -194,7 +195,7 @@ class Stats:
     waiting: int
     memory: MemoryCard | None
     cache: CacheCard | None  # null: switched off
-    speculation: Mapping[str, object] | None  # by model: the snapshot of its `SpeculationCounters`
+    speculation: Mapping[str, Mapping[str, Any]] | None  # by model: the snapshot of its `SpeculationCounters`
     totals: Totals
     latency: Latency
     live: list[LiveRequest]  # oldest first

@@ -103,6 +103,13 @@ class Tape:
         self._at += len(literal)
         return True
 
+    def close(self, literal: str) -> Parse[bool]:
+        """Read `literal`, the end of something, if it comes next; of one that the reply was cut off in, what there is."""
+        taken = yield from self.take(literal)
+        if not taken and self.truncated and literal.startswith(self._rest):
+            self._at = len(self._text)
+        return taken
+
     def take_one(self, literals: Sequence[str]) -> Parse[str | None]:
         """Read the first of `literals` that comes next, and say which."""
         for literal in literals:

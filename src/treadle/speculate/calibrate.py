@@ -19,6 +19,7 @@ from treadle.speculate.cost import CostTable
 
 PROMPT = 32  # tokens before the measured ones
 WIDTHS = (2, 3, 4, 5, 6, 8, 12, 16)
+BATCHES = (32, 64)  # tokens of one row that stand for as many in several rows
 SAFETY = 2.0  # two logits may move in opposite directions
 BUDGET_S = 3.0  # no new width is begun after so long
 
@@ -32,22 +33,23 @@ class Calibration:
 
 
 def calibrate(model: Any, vocab_size: int, new_layers: Callable[[], Layers]) -> Calibration:
-    """Some 30 small steps of one sequence. Costs of wider batches are learnt in use."""
-    ids = [(7 * i * i + 3 * i + 1) % vocab_size for i in range(PROMPT + max(WIDTHS))]
+    """Some 40 small steps of one sequence. Costs of wider batches are learnt in use."""
+    ids = [(7 * i * i + 3 * i + 1) % vocab_size for i in range(PROMPT + max(BATCHES))]
     layers = new_layers()
     _step(model, layers, ids[:PROMPT])
     began = time.perf_counter()
-    singles = _singles(model, layers, ids[PROMPT:])
+    singles = _singles(model, layers, ids[PROMPT : PROMPT + max(WIDTHS)])
     cost, noise = CostTable(), 0.0
     cost.observe(1, singles[1])
-    for width in WIDTHS:
+    for width in (*WIDTHS, *BATCHES):
         if time.perf_counter() - began > BUDGET_S:
             break
         fed = ids[PROMPT : PROMPT + width]
         _undone(model, layers, fed)  # the first of a size also builds its kernels
         logits, seconds = _undone(model, layers, fed)
         cost.observe(width, seconds)
-        noise = max(noise, float(np.abs(np.array(logits - singles[0][:width])).max()))
+        if width in WIDTHS:
+            noise = max(noise, float(np.abs(np.array(logits - singles[0][:width])).max()))
     return Calibration(SAFETY * noise, cost)
 
 

@@ -7,28 +7,32 @@ learnt per lane: a source, and for lookup also the length of the match (2 and 3,
 |-------------------------------------------------------|-----------------------------------------------------------|
 | plain steps of about so many rows were never measured | 0                                                         |
 | verify steps were never measured                      | as if they cost what plain steps cost                     |
-| a lane was never tried                                | by a prior: a long match is likely to go on               |
+| a lane was never tried by this request                | by what other requests saw, and at first by a prior: a    |
+|                                                       | long match is likely to go on                             |
 | expected tokens per second beat plain by `min_gain`   | the fewest within 1 % of the best number, and as many     |
 |                                                       | more as the padding of the step has room for at no cost   |
 | acceptance rises (> 80 %), or falls (< 50 %)          | more, or fewer: the best number moves                     |
 | no number beats plain                                 | 0: the lane cools down                                    |
 | it has cooled for `warm_up` steps, then for twice as  | a probe: the cheapest number that would pay if all of it  |
-| many each time, up to `probe_every`                   | were accepted; 0 if none would                            |
+| many each time, up to `probe_every`; a lane that the  | were accepted; 0 if none would                            |
+| request never tried waits for steps of all requests   |                                                           |
 | a round, or a probe, that might overdraw              | fewer, or 0                                               |
 
 Overdrawing: the time lost to rounds, less the time won by them, never exceeds GRACE plain steps and ALLOWANCE of a
 step per token made. Whatever the text does, n tokens take at most 1.02 n + 2 plain steps, as far as the cost table is
-right; a round that a tie left without a token may add one. Time won is kept up to CREDIT steps only, so that a text
-that changes its nature cannot lose it all again.
+right; a round that a tie left without a token may add one, and so may steps that were read too early (`lost`). Time won
+is kept up to CREDIT steps only, so that a text that changes its nature cannot lose it all again.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from itertools import accumulate
 from math import sqrt
 
 from treadle.speculate.cost import MOST_WIDTH, CostTable
+from treadle.speculate.experience import Experience, Lane
 
 MIN_GAIN = 0.03
 WARM_UP = 20  # steps
@@ -56,10 +60,18 @@ class Source(StrEnum):
 class Control:
     """The decisions for one request. `want` and, where it led to drafts, `settled`; `step` after every other step."""
 
-    def __init__(self, min_gain: float = MIN_GAIN, warm_up: int = WARM_UP, probe_every: int = PROBE_EVERY) -> None:
+    def __init__(
+        self,
+        min_gain: float = MIN_GAIN,
+        warm_up: int = WARM_UP,
+        probe_every: int = PROBE_EVERY,
+        experience: Experience | None = None,
+    ) -> None:
+        """`experience`: what this model's requests have seen so far, and where this one adds what it sees."""
         self._min_gain = min_gain
         self._warm_up = warm_up
         self._probe_every = probe_every
+        self._experience = experience or Experience(warm_up, probe_every)
         self._lanes: dict[tuple[Source, int], _Lane] = {}
         self._asked: dict[Source, _Round] = {}
         self._steps = 0
@@ -81,19 +93,22 @@ class Control:
         *,
         draft_s: float = 0.0,
         riding: int = 0,
+        padded: bool = True,
     ) -> int:
         """The number of drafts, 0 to `limit`, that makes most tokens per second.
 
         `matched`: tokens of the match that a lookup rests on, 0 for other sources. `rows`: of the step; `riding` of
         them, not this one, have no drafts and pay for the wider step all the same. `draft_s`: seconds per drafted
-        token.
+        token. `padded`: the step may be padded to a cheaper width.
         """
         self._asked.pop(source, None)
         lane = self._lane(source, matched)
         probing = lane.idle
-        if probing and self._steps < lane.resume:
+        if probing and not lane.due(self._steps):
             return 0
-        offers = self._offers(rows, cost, limit, draft_s, (rows - riding) / rows)
+        offers = _offers(rows, cost, limit, draft_s, (rows - riding) / rows, padded)
+        if offers and offers[-1].most_loss > self._balance:
+            offers = tuple(offer for offer in offers if offer.loss <= self._balance)
         chosen = self._best(lane, offers)
         if chosen is None and probing:
             chosen = self._cheapest(offers)
@@ -114,18 +129,28 @@ class Control:
         if asked is None:
             raise ValueError(f"no drafts of {source.value} are to be settled")
         asked.lane.see(drafted, accepted)
-        asked.lane.idle = False
-        asked.lane.streak += 1
         if asked.lane.streak >= self._warm_up:
             asked.lane.pause = self._warm_up
         won = accepted + more - 1
         self._balance = min(CREDIT, self._balance + won - asked.loss + ALLOWANCE * (accepted + more))
-        self._steps += 1
+        self._count()
 
     def step(self) -> None:
         """One step without drafts of this request, its own or as a row that rides along."""
         self._balance = min(CREDIT, self._balance + ALLOWANCE)
+        self._count()
+
+    def missed(self, source: Source, matched: int) -> None:
+        """Drafts that were not even checked: the token before them, known too early, came out otherwise."""
+        self._lane(source, matched).see(1, 0)
+
+    def lost(self, steps: float) -> None:
+        """So many plain steps' time was lost beside the rounds themselves."""
+        self._balance -= steps
+
+    def _count(self) -> None:
         self._steps += 1
+        self._experience.steps += 1
 
     def survival(self, source: Source, matched: int, count: int) -> tuple[float, ...]:
         """The probability, as decisions take it, that draft i is accepted, for i = 1 to `count`."""
@@ -135,33 +160,15 @@ class Control:
         key, prior = _prior(source, matched)
         lane = self._lanes.get((source, key))
         if lane is None:
-            lane = self._lanes[source, key] = _Lane(prior, self._warm_up)
+            shared = self._experience.of((source, key), prior)
+            lane = self._lanes[source, key] = _Lane(shared, shared.mean, shared.pause)
         return lane
 
-    def _offers(self, rows: int, cost: CostTable, limit: int, draft_s: float, share: float) -> list[_Offer]:
-        """What each number of drafts costs, as far as it can be lost."""
-        plain = cost.plain(rows)
-        if plain is None or limit < 1:
-            return []
-        steps = cost.steps(rows, max(limit + 1, MOST_WIDTH))
-        offers = []
-        for drafts in range(1, limit + 1):
-            seconds, width = (steps[drafts].seconds, steps[drafts].width) if steps else (plain, drafts + 1)
-            ratio = (seconds + drafts * draft_s) / plain
-            offer = _Offer(drafts, ratio, (ratio - 1) / share, share, 0 if draft_s else min(limit, width - 1))
-            if offer.loss <= self._balance:
-                offers.append(offer)
-        return offers
-
-    def _best(self, lane: _Lane, offers: list[_Offer]) -> _Offer | None:
+    def _best(self, lane: _Lane, offers: tuple[_Offer, ...]) -> _Offer | None:
         if not offers:
             return None
-        survival = lane.survival(offers[-1].drafts)
-        expected, total = [], 0.0
-        for probability in survival:
-            total += probability
-            expected.append(total)
-        rates = [offer.rate(expected[offer.drafts - 1]) for offer in offers]
+        expected = list(accumulate(lane.survival(offers[-1].drafts)))
+        rates = [(1 + offer.share * expected[offer.drafts - 1]) / offer.ratio for offer in offers]
         best = max(rates)
         if best < 1 + self._min_gain:
             self._cool(lane)
@@ -177,9 +184,33 @@ class Control:
         lane.cool(self._steps)
         lane.pause = min(2 * lane.pause, self._probe_every)
 
-    def _cheapest(self, offers: list[_Offer]) -> _Offer | None:
+    def _cheapest(self, offers: tuple[_Offer, ...]) -> _Offer | None:
         paying = [offer for offer in offers if offer.rate(offer.drafts) >= 1 + self._min_gain]
         return min(paying, key=lambda offer: offer.ratio).filled() if paying else None
+
+
+def _offers(rows: int, cost: CostTable, limit: int, draft_s: float, share: float, padded: bool) -> tuple[_Offer, ...]:
+    """What each number of drafts costs; none while plain steps of so many rows are not known."""
+    if limit < 1 or cost.plain(rows) is None:
+        return ()
+    if draft_s:  # a price of each moment
+        return _priced(rows, cost, limit, draft_s, share, padded)
+    key = (rows, limit, share, padded)
+    return cost.memo(key, lambda: _priced(rows, cost, limit, draft_s, share, padded))
+
+
+def _priced(rows: int, cost: CostTable, limit: int, draft_s: float, share: float, padded: bool) -> tuple[_Offer, ...]:
+    plain = cost.plain(rows)
+    assert plain is not None
+    steps = cost.steps(rows, max(limit + 1, MOST_WIDTH), padded)
+    offers: list[_Offer] = []
+    for drafts in range(1, limit + 1):
+        seconds, width = (steps[drafts].seconds, steps[drafts].width) if steps else (plain, drafts + 1)
+        ratio = (seconds + drafts * draft_s) / plain
+        loss = (ratio - 1) / share
+        most = max(loss, offers[-1].most_loss) if offers else loss
+        offers.append(_Offer(drafts, ratio, loss, most, share, 0 if draft_s else min(limit, width - 1)))
+    return tuple(offers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +220,7 @@ class _Offer:
     drafts: int
     ratio: float  # what the whole step costs
     loss: float  # what one drafting row loses if nothing is accepted
+    most_loss: float  # the greatest of those up to this number
     share: float  # of rows that draft
     room: int  # drafts that cost no more, 0 if each has a price
 
@@ -197,7 +229,7 @@ class _Offer:
         return (1 + self.share * accepted) / self.ratio
 
     def filled(self) -> _Offer:
-        return replace(self, drafts=max(self.drafts, self.room))
+        return replace(self, drafts=self.room) if self.room > self.drafts else self
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,12 +244,14 @@ class _Round:
 class _Lane:
     """What was seen of one kind of draft: of the drafts at each position that were judged, how many were accepted."""
 
+    shared: Lane
     prior: float
     pause: int  # steps of the next cool-down
     weight: float = _PRIOR_WEIGHT
     hits: list[float] = field(default_factory=list)
     trials: list[float] = field(default_factory=list)
     idle: bool = False
+    tried: bool = False
     resume: int = 0  # the step at which a probe is due
     streak: int = 0  # rounds since the last cool-down
 
@@ -229,10 +263,14 @@ class _Lane:
             self.trials[i] += 1
         for i in range(accepted):
             self.hits[i] += 1
+        self.tried, self.idle = True, False
+        self.streak += 1
+        self.shared.see(min(accepted + 1, drafted), accepted)
 
     def survival(self, count: int) -> list[float]:
         mean = self._mean()
-        mean = min(1.0, mean + _DOUBT * sqrt(mean * (1 - mean) / (self.weight + sum(self.trials))))
+        certain = self.weight + sum(self.trials) + (0 if self.tried else self.shared.weight)
+        mean = min(1.0, mean + _DOUBT * sqrt(mean * (1 - mean) / certain))
         alive, survival = 1.0, []
         for i in range(count):
             if i < len(self.hits):
@@ -242,11 +280,16 @@ class _Lane:
             survival.append(alive)
         return survival
 
+    def due(self, now: int) -> bool:
+        """Whether an idle lane may probe."""
+        return now >= self.resume if self.tried else self.shared.due()
+
     def cool(self, now: int) -> None:
         """Stop until a probe; little of the evidence is kept, so that the probe can overturn it."""
         if self.streak:
             self.prior, self.weight = self._mean(), _COOLED_WEIGHT
             self.hits, self.trials = [], []
+            self.shared.cool()
         self.idle, self.streak, self.resume = True, 0, now + self.pause
 
     def _mean(self) -> float:

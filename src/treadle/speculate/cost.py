@@ -2,17 +2,28 @@
 
 Nothing says that more tokens cost more: with 4-bit weights on some devices 8 tokens are cheaper than 2 to 7. Plain
 steps are kept apart from verify steps, because they overlap host and device (look-ahead) and verify steps do not.
+
+Every step also reads the context of its rows, verify and plain alike. So there is one table for each doubling of that
+context (`at`). What a longer one has not measured yet is taken from a shorter one, plus what plain steps became dearer.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from statistics import median
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 MOST_WIDTH = 16  # a step is padded to a cheaper size at most up to this many tokens per row
+SHORT = 2048  # tokens of context that cost about nothing
 RECENT = 7  # observations per point; their median counts, so that three outliers do no harm
+OLD = 400  # observations of others after which those of a point are forgotten at the next one
+PLAIN_AGE = 200  # observed steps after which a plain one is due
+FIRST_AGE = 16  # and after the very first
 _UNSURE = 1.1  # in a choice of sizes, one that was not measured counts as so much dearer than the guess
 _NOTICED = 0.01  # smaller changes of a median are noise and change nothing
 
@@ -26,21 +37,37 @@ class Step:
 
 
 class CostTable:
-    """Seconds of one step, by the number of tokens in it (rows x width)."""
+    """Seconds of one step, by the number of tokens in it (rows x width).
 
-    def __init__(self) -> None:
+    This is the table for short contexts. `shorter` is the next one down, for those that `at` makes.
+    """
+
+    def __init__(self, shorter: CostTable | None = None) -> None:
+        self._shorter = shorter
+        self._longer: CostTable | None = None
         self._verify = _Curve()
         self._plain = _Curve()
-        self._steps: dict[tuple[int, int], tuple[Step, ...]] = {}
+        self._time = 0  # observations
+        self._changes = 0
+        self._memo: dict[Hashable, Any] = {}
+        self._memo_version = 0
+
+    def at(self, context: int) -> CostTable:
+        """The table for steps whose rows have `context` tokens behind them, all together."""
+        table = self
+        for _ in range((context // SHORT).bit_length()):
+            table._longer = table = table._longer or CostTable(table)
+        return table
 
     def observe(self, num_tokens: int, seconds: float) -> None:
         """One verify step over `num_tokens` tokens, padding included. Raises ValueError unless both are positive."""
-        if self._verify.observe(num_tokens, seconds):
-            self._steps.clear()
+        self._time += 1
+        self._changes += self._verify.observe(num_tokens, seconds, self._time)
 
     def observe_plain(self, rows: int, seconds: float) -> None:
         """One plain step of `rows` rows, from token to token. Raises ValueError unless both are positive."""
-        self._plain.observe(rows, seconds)
+        self._time += 1
+        self._changes += self._plain.observe(rows, seconds, self._time)
 
     def known(self, num_tokens: int) -> bool:
         """Whether verify steps of just this size were observed."""
@@ -50,9 +77,19 @@ class CostTable:
         """Whether plain steps of just so many rows were observed."""
         return rows in self._plain.points
 
+    def plain_due(self, rows: int) -> bool:
+        """Whether a plain step of so many rows should be observed again: at first soon, then less often."""
+        point = self._plain.points.get(rows)
+        if point is None:
+            return self._time > PLAIN_AGE
+        return self._time - point.last > min(PLAIN_AGE, FIRST_AGE * len(point.recent) ** 2)
+
     def seconds(self, num_tokens: int) -> float | None:
-        """Seconds of a verify step; interpolated between observed sizes, in proportion beyond the largest."""
-        return self._verify.at(num_tokens)
+        """Seconds of a verify step; interpolated between observed sizes, and by the last slope beyond the largest."""
+        guess = None if self._shorter is None else self._shorter.seconds(num_tokens)
+        if guess is None or self.known(num_tokens):
+            return self._verify.at(num_tokens)
+        return guess + self._dearer(num_tokens)
 
     def plain(self, rows: int) -> float | None:
         """Seconds of a plain step; interpolated, and None for fewer or more rows than were ever observed."""
@@ -63,6 +100,9 @@ class CostTable:
 
         Sizes that were observed are preferred to such that are a guess.
         """
+        return self.memo(("width", rows, wanted, limit), lambda: self._cheapest(rows, wanted, limit))
+
+    def _cheapest(self, rows: int, wanted: int, limit: int) -> int:
         best, least = wanted, self._price(rows * wanted)
         for width in range(wanted + 1, limit + 1):
             seconds = self._price(rows * width)
@@ -70,28 +110,58 @@ class CostTable:
                 best, least = width, seconds
         return best
 
-    def steps(self, rows: int, limit: int) -> tuple[Step, ...]:
-        """For widths 1 to `limit`, at index width - 1: the cheapest step with that room. Empty while unknown.
+    def steps(self, rows: int, limit: int, padded: bool = True) -> tuple[Step, ...]:
+        """For widths 1 to `limit`, at index width - 1: the cheapest step with that room, or, if it may not be `padded`,
+        the step of just that width. Empty while unknown.
 
         The seconds of a size that was not observed are on the safe side.
         """
-        found = self._steps.get((rows, limit))
+        return self.memo(("steps", rows, limit, padded), lambda: self._build(rows, limit, padded))
+
+    def memo(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What `make` returns, remembered until the table changes."""
+        if self._memo_version != self._version:
+            self._memo.clear()
+            self._memo_version = self._version
+        found: T | None = self._memo.get(key)
         if found is None:
-            found = self._steps[rows, limit] = self._build(rows, limit)
+            found = self._memo[key] = make()
         return found
+
+    @property
+    def _version(self) -> int:
+        return self._changes + (self._shorter._version if self._shorter is not None else 0)
+
+    def _dearer(self, num_tokens: int) -> float:
+        """How much longer a step takes with this context than with a shorter one, by the likest step that both know."""
+        shorter, size = self._shorter, self._verify.nearest(num_tokens)
+        if shorter is not None and size is not None:
+            return max(0.0, self._verify.points[size].value - (shorter.seconds(size) or 0.0))
+        rows = self._plain.nearest(num_tokens)
+        if rows is None or shorter is None:
+            return 0.0
+        before = shorter._plain_step(rows)
+        return 0.0 if before is None else max(0.0, self._plain.points[rows].value - before)
+
+    def _plain_step(self, rows: int) -> float | None:
+        """Of this context or a shorter one; if none was measured, a verify step without drafts stands for it."""
+        found = self.plain(rows)
+        if found is None and self._shorter is not None:
+            return self._shorter._plain_step(rows)
+        return self.seconds(rows) if found is None else found
 
     def _price(self, num_tokens: int) -> float | None:
         seconds = self.seconds(num_tokens)
         return seconds if seconds is None or self.known(num_tokens) else seconds * _UNSURE
 
-    def _build(self, rows: int, limit: int) -> tuple[Step, ...]:
+    def _build(self, rows: int, limit: int, padded: bool) -> tuple[Step, ...]:
         steps: list[Step] = []
         for width in range(limit, 0, -1):
             seconds = self._price(rows * width)
             if seconds is None:
                 return ()
             step = Step(width, seconds)
-            steps.append(min(step, steps[-1], key=lambda s: s.seconds) if steps else step)
+            steps.append(min(step, steps[-1], key=lambda s: s.seconds) if steps and padded else step)
         return tuple(reversed(steps))
 
 
@@ -99,13 +169,17 @@ class CostTable:
 class _Point:
     recent: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
     value: float = 0.0
+    last: int = 0  # when it was observed
 
-    def observe(self, seconds: float) -> bool:
+    def observe(self, seconds: float, now: int) -> bool:
+        if now - self.last > OLD:
+            self.recent.clear()
+        self.last = now
         self.recent.append(seconds)
-        now = median(self.recent)
-        if abs(now - self.value) <= _NOTICED * self.value:
+        middle = median(self.recent)
+        if abs(middle - self.value) <= _NOTICED * self.value:
             return False
-        self.value = now
+        self.value = middle
         return True
 
 
@@ -116,7 +190,7 @@ class _Curve:
         self.points: dict[int, _Point] = {}
         self._sizes: list[int] = []
 
-    def observe(self, size: int, seconds: float) -> bool:
+    def observe(self, size: int, seconds: float, now: int) -> bool:
         """Whether the curve has changed."""
         if size < 1 or not seconds > 0:
             raise ValueError(f"a step has tokens and takes time, not {size} tokens and {seconds} s")
@@ -124,10 +198,14 @@ class _Curve:
         if point is None:
             point = self.points[size] = _Point()
             self._sizes = sorted(self.points)
-        return point.observe(seconds)
+        return point.observe(seconds, now)
 
     def spans(self, size: int) -> bool:
         return bool(self._sizes) and self._sizes[0] <= size <= self._sizes[-1]
+
+    def nearest(self, size: int) -> int | None:
+        """The observed size that is nearest."""
+        return min(self._sizes, key=lambda known: abs(known - size), default=None)
 
     def at(self, size: int) -> float | None:
         if size in self.points:
@@ -139,7 +217,15 @@ class _Curve:
             return self.points[self._sizes[0]].value
         low = self._sizes[above - 1]
         if above == len(self._sizes):
-            return self.points[low].value * size / low
+            return self._beyond(low, size)
         high = self._sizes[above]
         share = (size - low) / (high - low)
         return self.points[low].value * (1 - share) + self.points[high].value * share
+
+    def _beyond(self, last: int, size: int) -> float:
+        """In proportion to the largest alone; as steep as before where there are others, never falling."""
+        value = self.points[last].value
+        if len(self._sizes) == 1:
+            return value * size / last
+        slopes = [(value - self.points[n].value) / (last - n) for n in (self._sizes[0], self._sizes[-2])]
+        return value + (size - last) * min(max(0.0, *slopes), value / last)

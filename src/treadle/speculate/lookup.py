@@ -117,16 +117,19 @@ class NgramIndex:
         return best_end, best
 
     def _longest_far(self, suffix: tuple[int, ...]) -> tuple[int, int]:
-        """The same among indexed ends. An occurrence of n tokens is one of n - 1: the length is found by bisection."""
-        best_end = 0
+        """The same among indexed ends. An occurrence of n tokens is one of n - 1, so the length is found by leaps.
+
+        The first leaps are short, because most texts repeat nothing.
+        """
+        best_end, leap = 0, 1
         low, high = self._shortest - 1, len(suffix)
         while low < high:
-            middle = (low + high + 1) // 2
+            middle = min(high, low + leap)
             end = self._find(suffix[-middle:])
             if end is None:
-                high = middle - 1
+                high, leap = middle - 1, max(1, (middle - low) // 2)
             else:
-                best_end, low = end, middle
+                best_end, low, leap = end, middle, 2 * leap
         return best_end, low if low >= self._shortest else 0
 
     def _find(self, gram: tuple[int, ...]) -> int | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from treadle.speculate.accept import Verdict
 from treadle.speculate.control import Control, Source
 from treadle.speculate.cost import CostTable
+from treadle.speculate.experience import Experience
 from treadle.speculate.lookup import SHORTEST_SHARED, NgramIndex, Proposal, RecentReplies
 from treadle.types import Ids
 
@@ -28,20 +29,27 @@ class Terms:
     riding: int  # rows that pay for a wider step without drafts of their own
     limit: int  # most drafts
     surcharge_s: float = 0.0  # per draft, beyond the step itself
+    padded: bool = True  # whether the step may be padded to a cheaper width
 
 
 class Speculator:
     """One request's index, its control, and its counts. `extend` with every token that is committed."""
 
-    def __init__(self, tokens: Ids, barred: frozenset[int], replies: RecentReplies | None = None) -> None:
-        self.control = Control()
+    def __init__(
+        self,
+        tokens: Ids,
+        barred: frozenset[int],
+        replies: RecentReplies | None = None,
+        experience: Experience | None = None,
+    ) -> None:
+        self.control = Control(experience=experience)
         self.drafted = 0
         self.accepted = 0
         self.plain_next = False  # a line was too close to call: the next step is without drafts
         self._index = NgramIndex(tokens, barred)
         self._recent = tokens[-16:].tolist()
         self._replies = replies
-        self._expected: int | None = None
+        self._expected: tuple[int, int] | None = None  # the token that drafts wait for, and the length of the match
 
     def extend(self, token: int) -> None:
         self._index.extend([token])
@@ -60,7 +68,14 @@ class Speculator:
         """How many tokens a draft model should propose."""
         cost = terms.cost
         return self.control.want(
-            Source.DRAFT, 0, terms.rows, cost, terms.limit, draft_s=terms.surcharge_s, riding=terms.riding
+            Source.DRAFT,
+            0,
+            terms.rows,
+            cost,
+            terms.limit,
+            draft_s=terms.surcharge_s,
+            riding=terms.riding,
+            padded=terms.padded,
         )
 
     def foresees(self, terms: Terms) -> bool:
@@ -68,20 +83,22 @@ class Speculator:
 
         Then it is read before the next step, which costs the overlap; `landed` tells whether that was right.
         """
+        self._expected = None
         proposal = self._proposal(terms.limit + 1)
         if len(proposal.tokens) < 2:
             return False
         rest = Proposal(proposal.tokens[1:], proposal.matched)
         if self._wanted(Source.LOOKUP, rest, terms) is None:
             return False
-        self._expected = proposal.tokens[0]
+        self._expected = proposal.tokens[0], proposal.matched
         return True
 
-    def landed(self, token: int) -> None:
-        """The token that `foresees` waited for: if it is another one, that was a draft refused."""
-        if self._expected is not None and token != self._expected:
-            self.control.settled(Source.LOOKUP, 1, 0)
-        self._expected = None
+    def landed(self, token: int) -> bool:
+        """The token that `foresees` waited for: if it is another one, that was a draft refused. Whether it waited."""
+        expected, self._expected = self._expected, None
+        if expected is not None and token != expected[0]:
+            self.control.missed(Source.LOOKUP, expected[1])
+        return expected is not None
 
     def settled(self, draft: Draft | None, verdict: Verdict | None) -> None:
         """What became of a step's drafts; both None after a plain step."""
@@ -111,5 +128,6 @@ class Speculator:
             limit,
             draft_s=terms.surcharge_s,
             riding=terms.riding,
+            padded=terms.padded,
         )
         return Draft(proposal.tokens[:wanted], source) if wanted else None

@@ -71,7 +71,7 @@ class JsonFormat(Format):
         yield from tape.take(self.start)
         yield from read_json(tape, calls)
         yield from tape.space()
-        yield from tape.take(self.end)
+        yield from tape.close(self.end)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class HeadedFormat(Format):
                 yield from self._call(tape, calls)
             for tail in (*self.tails, self.end):
                 yield from tape.space()
-                yield from tape.take(tail)
+                yield from tape.close(tail)
             yield from tape.space()
             if not (yield from tape.take(self.call)):
                 return

@@ -128,7 +128,7 @@ class PythonFormat(Format):
         else:
             yield from read_python_list(tape, calls)
         yield from tape.space()
-        yield from tape.take(self.end)
+        yield from tape.close(self.end)
 
     def _lines(self, tape: Tape, calls: Calls) -> Parse[None]:
         while (yield from tape.space()) not in ("", self.end[:1]):
@@ -156,7 +156,7 @@ class GemmaFormat(Format):
             yield from self._object(tape, calls.add, calls)
             if (yield from tape.space()) != "c":
                 break
-        yield from tape.take(self.end)
+        yield from tape.close(self.end)
 
     def _object(self, tape: Tape, sink: Sink, calls: Calls | None = None) -> Parse[None]:
         """An object; of `calls`, its members have the types of the arguments."""

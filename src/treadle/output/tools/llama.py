@@ -23,7 +23,7 @@ class LlamaFormat(Format):
             yield from read_json(tape, calls)
         yield from tape.space()
         yield from tape.take(";")
-        yield from tape.take(self.end)
+        yield from tape.close(self.end)
 
 
 def _python(tape: Tape) -> Parse[bool]:

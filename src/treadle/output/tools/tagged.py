@@ -149,7 +149,7 @@ class TagFormat(Format):
         yield from self.tags.read(tape, calls)
         while self.start:
             yield from tape.space()
-            ended = yield from tape.take(self.end)
+            ended = yield from tape.close(self.end)
             if ended or (yield from tape.peek(len(self.tags.name_open))) != self.tags.name_open:
                 return
             yield from self.tags.read(tape, calls)
@@ -185,5 +185,5 @@ class ToolCallTag(Format):
                 yield from (QWEN if coder else GLM).read(tape, calls)
             first = yield from tape.space()
             if first not in ("{", "["):
-                yield from tape.take(self.end)
+                yield from tape.close(self.end)
                 return

@@ -1,0 +1,106 @@
+"""What speculation costs is measured where it arises, and charged to the rows that caused it."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from tests.engine.test_loop import Clock, Run
+from tests.fakes import VOCAB, HashModel, slow_twin
+from treadle.config import Config
+from treadle.engine.loop import Loop
+from treadle.engine.speculation import Speculation
+from treadle.models.capabilities import new_layers
+from treadle.speculate.cost import FIRST_AGE, SHORT
+from treadle.types import Request, Sampling
+
+
+class Echo(HashModel):
+    """Goes on with a cycle of seven tokens, or with what `turns` says instead."""
+
+    def __init__(self, context: int) -> None:
+        super().__init__(context=context)
+        self.turns: dict[int, int] = {}
+
+    def __call__(self, ids: Any, cache: list[Any]) -> Any:
+        logits = super().__call__(ids, cache)
+        following = (ids % 7) + 1
+        for token, other in self.turns.items():
+            following = mx.where(ids == token, other, following)
+        return logits + 100 * (mx.arange(VOCAB) == following[..., None])
+
+
+def echo_run(tokens: int, prompt: int = 3) -> tuple[Run, Speculation, Request, Echo]:
+    model = Echo(context=4 * SHORT)
+    clock = Clock()
+    speculation = Speculation(model.caps, clock)
+    layers = partial(new_layers, model, model.caps)
+    run = Run(Loop(model, model.caps, Config(), layers, clock=clock, speculation=speculation))
+    request = Request("x", np.array([1, 2, 3, 4, 5, 6, 7] * prompt), Sampling(0.0), tokens)
+    return run, speculation, request, model
+
+
+def test_plain_steps_are_measured_again_while_drafts_go_on() -> None:
+    run, speculation, request, model = echo_run(450)
+    run.loop.submit(request)
+    seen = []
+    while run.loop.busy:
+        run.turn()
+        seen.append((speculation.counters.rounds, speculation.counters.plain_tokens))
+    assert run.text("x") == slow_twin(model, request, 4 * SHORT)
+    rounds = seen[-1][0]
+    assert rounds > FIRST_AGE
+    plain_while_drafting = {plain for done, plain in seen if 0 < done < rounds}
+    assert len(plain_while_drafting) > 1
+
+
+def test_a_longer_context_has_prices_of_its_own() -> None:
+    run, speculation, request, _ = echo_run(40, prompt=SHORT // 7 + 1)
+    run.loop.submit(request)
+    run.until_idle()
+    assert speculation.cost.at(SHORT).known_plain(1)
+    assert not speculation.cost.known_plain(1)
+
+
+class Noted:
+    """A control that wants what it can get and notes what it is charged."""
+
+    cooldowns = 0
+
+    def __init__(self) -> None:
+        self.charged: list[float] = []
+        self.misses = 0
+
+    def want(self, *args: object, **terms: object) -> int:
+        return min(4, int(str(args[-1])))
+
+    def settled(self, *counts: object) -> None: ...
+
+    def step(self) -> None: ...
+
+    def missed(self, *draft: object) -> None:
+        self.misses += 1
+
+    def lost(self, steps: float) -> None:
+        self.charged.append(steps)
+
+
+@pytest.mark.parametrize("turns", [{}, {4: 9, 9: 5, 6: 1}], ids=["expected", "another token"])
+def test_waiting_in_vain_is_charged_as_the_time_that_the_device_stood_still(turns: dict[int, int]) -> None:
+    run, _, request, model = echo_run(14)
+    model.turns = turns
+    run.loop.submit(request)
+    noted = Noted()
+    while run.loop.busy:
+        run.turn()
+        for row in run.loop.sequences():
+            if row.speculator is not None:
+                row.speculator.control = noted  # type: ignore[assignment]
+    assert run.text("x") == slow_twin(model, request, 4 * SHORT)
+    assert noted.misses == (1 if turns else 0)
+    assert len(noted.charged) >= noted.misses
+    assert all(0 < share <= 1 for share in noted.charged)

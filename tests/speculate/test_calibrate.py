@@ -1,0 +1,57 @@
+"""Calibration measures and leaves no trace."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.fakes import HashModel
+from tests.tiny import GOOD, VOCAB, tiny
+from treadle.cache.layers import Layers
+from treadle.models.capabilities import forward, new_layers
+from treadle.speculate import calibrate as module
+from treadle.speculate.calibrate import WIDTHS, calibrate
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_a_float32_model_wobbles_by_rounding_only(name: str) -> None:
+    model, caps = tiny(name)
+    found = calibrate(model, VOCAB, partial(new_layers, model, caps))
+    assert 0 <= found.noise < 1e-3
+    assert all(found.cost.known(width) for width in (1, *WIDTHS))
+    assert all(found.cost.seconds(width) for width in WIDTHS)
+
+
+@pytest.mark.parametrize("kinds", [("rows", "window"), ("state", "rows"), ("window", "state", "rows")], ids="+".join)
+def test_a_model_of_whole_numbers_does_not_wobble_at_all(kinds: tuple[str, ...]) -> None:
+    """A step that read a row it should not have would show as noise."""
+    model = HashModel(kinds)
+    assert calibrate(model, model.caps.vocab_size, partial(new_layers, model, model.caps)).noise == 0
+
+
+@pytest.mark.parametrize("name", ["attention", "window", "delta", "mamba"])
+def test_layers_are_as_after_the_prompt_alone(name: str) -> None:
+    model, caps = tiny(name)
+    made: list[Layers] = []
+
+    def layers() -> Layers:
+        made.append(new_layers(model, caps))
+        return made[-1]
+
+    calibrate(model, VOCAB, layers)
+    assert len(made) == 1 and made[0].lengths == [module.PROMPT]
+    ids = [(7 * i * i + 3 * i + 1) % VOCAB for i in range(module.PROMPT)]
+    fresh = new_layers(model, caps)
+    forward(model, [ids], fresh)
+    after, expected = (np.array(forward(model, [[5, 6, 7]], one)) for one in (made[0], fresh))
+    np.testing.assert_allclose(after, expected, atol=1e-4)
+
+
+def test_no_new_width_is_begun_when_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    model: Any = HashModel()
+    monkeypatch.setattr(module, "BUDGET_S", -1.0)
+    found = calibrate(model, model.caps.vocab_size, partial(new_layers, model, model.caps))
+    assert found.cost.known(1) and not any(found.cost.known(width) for width in WIDTHS)
