@@ -18,6 +18,7 @@ from treadle.types import Finish
 MESSAGES = "/v1/messages"
 COUNT = "/v1/messages/count_tokens"
 HELLO: dict[str, Any] = {"max_tokens": 99, "messages": [{"role": "user", "content": "hi"}]}
+PICTURE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aGk="}}
 LONG = {"messages": [{"role": "user", "content": "x" * 300}]}
 
 
@@ -84,7 +85,8 @@ def test_queries_and_beta_headers_are_ignored(server: Live, path: str) -> None:
         ({"messages": []}, "messages"),
         ({"temperature": 3}, "temperature"),
         ({"magic": 1}, "magic"),
-        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content[0]: This model cannot"),
+        ({"messages": [{"role": "user", "content": [PICTURE]}]}, "messages[0].content[0]: This model cannot see"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content[0].source"),
         ({"output_config": {"format": {"type": "xml"}}}, "output_config.format"),
     ],
 )

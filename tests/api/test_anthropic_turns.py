@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from treadle.api.anthropic_turns import chat_messages
 from treadle.errors import BadRequest
+from treadle.prompt.conversation import ImageRef
 
 PICTURE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aGk="}}
 
@@ -87,6 +88,24 @@ def test_an_empty_result_is_a_result(content: Any) -> None:
     assert made[1] == {"role": "tool", "tool_call_id": "1", "content": ""} and len(made) == 2
 
 
+def test_images_keep_their_place_among_the_texts_of_a_turn() -> None:
+    by_url = {"type": "image", "source": {"type": "url", "url": "https://a.example/b.png"}}
+    (made,) = chat_messages("", [user([text("a"), PICTURE, text("b"), by_url])])
+    assert made["content"] == [
+        text("a"),
+        ImageRef("data:;base64,aGk=", "messages[0].content[1]"),
+        text("b"),
+        ImageRef("https://a.example/b.png", "messages[0].content[3]"),
+    ]
+
+
+def test_a_result_may_have_images_also_a_failed_one() -> None:
+    said = [user([result("1", [PICTURE, text("seen")], is_error=True), text("well?")])]
+    made = chat_messages("", said)
+    ref = ImageRef("data:;base64,aGk=", "messages[0].content[0].content[0]")
+    assert [m["content"] for m in made] == [[text("Error: "), ref, text("seen")], "well?"]
+
+
 def test_a_failed_tool_says_so() -> None:
     made = chat_messages("", [user([result("1", "no such file", is_error=True), result("2", "ok", is_error=False)])])
     assert [m["content"] for m in made] == ["Error: no such file", "ok"]
@@ -117,8 +136,10 @@ def test_an_assistant_who_said_nothing_is_left_out(content: Any) -> None:
         ([assistant([result("1")])], "messages[0].content[0].type"),
         ([user([{"type": "text"}])], "messages[0].content[0].text"),
         ([user([{"type": "text", "text": 1}])], "messages[0].content[0].text"),
-        ([user([PICTURE])], "messages[0].content[0]"),
-        ([user([result("1", [text("a"), PICTURE])])], "messages[0].content[0].content[1]"),
+        ([assistant([PICTURE])], "messages[0].content[0].type"),
+        ([user([{"type": "image", "source": {"type": "file"}}])], "messages[0].content[0].source"),
+        ([user([{"type": "image", "source": {"type": "url", "url": 1}}])], "messages[0].content[0].source.url"),
+        ([user([result("1", [text("a"), {"type": "image"}])])], "messages[0].content[0].content[1].source"),
         ([user([result("1", 5)])], "messages[0].content[0].content"),
         ([user([{"type": "tool_result"}])], "messages[0].content[0].tool_use_id"),
         ([assistant([use("1") | {"input": "x"}])], "messages[0].content[0].input"),

@@ -66,6 +66,15 @@ def test_one_model_is_found_by_an_id_with_slashes(server: Live, id: str) -> None
     assert error_of(server.get(f"/v1/models/{id}-2"), 404)["code"] == "model_not_found"
 
 
+def test_health_may_be_asked_for_without_its_body(server: Live) -> None:
+    answer = httpx.head(server.url + "/health", timeout=20)
+    assert (answer.status_code, answer.content) == (200, b"")
+
+
+def test_a_slash_at_the_end_changes_nothing(server: Live) -> None:
+    assert server.get("/v1/models/").json() == server.get("/v1/models").json()
+
+
 def test_the_root_gives_a_hint(server: Live) -> None:
     assert "/v1/chat/completions" in server.get("/").json()["routes"]
 

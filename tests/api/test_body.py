@@ -57,7 +57,6 @@ BAD_CHAT = [
     ({"logit_bias": {"1": "2"}}, "logit_bias"),
     ({"logit_bias": {"1": 101}}, "logit_bias"),
     ({"logit_bias": {"007": 1}}, "logit_bias"),
-    ({"logit_bias": {"1" * 30: 1}}, "logit_bias"),
     ({"seed": 1.5}, "seed"),
     ({"seed": "1"}, "seed"),
     ({"stop": 1}, "stop"),

@@ -46,6 +46,17 @@ def accepts(constraint: Constraint, text: str) -> bool:
         (Constraint(Language.CHOICE, '["yes", "no (.*) $1/2", "\\\\d"]'), ["yes", "no (.*) $1/2", "\\d"], ["ye", "7"]),
         (Constraint(Language.CHOICE, '["", "a", "a"]'), ["", "a"], ["aa"]),
         (Constraint(Language.CHOICE, json.dumps([f"no {i}" for i in range(3000)])), ["no 7", "no 2999"], ["no 3000"]),
+        (
+            schema(
+                {
+                    "anyOf": [
+                        {"type": "object", "properties": {"k": {"const": i}}, "required": ["k"]} for i in range(2500)
+                    ]
+                }
+            ),
+            ['{"k": 2499}'],
+            ['{"k": 2500}', "{}"],
+        ),
         (Constraint(Language.LARK, 'start: "(" start ")" | "x"'), ["x", "((x))"], ["((x)", "()"]),
     ],
     ids=lambda value: value.kind.value if isinstance(value, Constraint) else "",

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.fakes_engine import SPECIALS, tokenizer
@@ -33,6 +33,7 @@ def takes(lark: str, text: str) -> bool:
 
 
 @given(st.lists(st.one_of(TEXTS, st.sampled_from(SPECIALS[1:])), max_size=4).map("".join))
+@example("\x7f")
 def test_a_literal_is_its_text_and_special_tokens_are_tokens(text: str) -> None:
     lark = Lark(tokenizer())
     grammar = lark.text(lark.rule(lark.literal(text) or '""'))

@@ -6,9 +6,11 @@ import copy
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from treadle.errors import BadRequest
-from treadle.prompt.conversation import normalise
+from treadle.prompt.conversation import deeper, normalise
 
 
 def one(**message: Any) -> dict[str, Any]:
@@ -69,7 +71,18 @@ def test_arguments_that_are_no_object_stay_text(arguments: Any, kept: Any) -> No
 
 
 def test_absurdly_nested_arguments_stay_text() -> None:
-    assert call("[" * 100_000) == "[" * 100_000
+    for text in ("[" * 100_000, '{"a":' * 900 + "1" + "}" * 900):
+        assert call(text) == text
+
+
+@given(st.recursive(st.integers(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=30))
+def test_depth_is_told_by_levels(value: Any) -> None:
+    def depth(node: Any) -> int:
+        inner = node.values() if isinstance(node, dict) else node if isinstance(node, list) else None
+        return 0 if inner is None else 1 + max(map(depth, inner), default=0)
+
+    assert not deeper(value, depth(value))
+    assert depth(value) == 0 or deeper(value, depth(value) - 1)
 
 
 def test_the_old_function_call_is_a_tool_call() -> None:
@@ -104,6 +117,10 @@ def test_pictures_are_refused_by_place(kind: str) -> None:
         ({"role": "user", "content": [{"type": "text"}]}, "messages[0].content[0].text"),
         ({"role": "user", "content": ["x"]}, "messages[0].content[0].type"),
         ({"role": "user", "content": [{"type": {}, "text": "x"}]}, "messages[0].content[0].type"),
+        ({"role": "user", "content": "x", "name": {"a": 1}}, "messages[0].name"),
+        ({"role": "assistant", "content": "x", "reasoning_content": 5}, "messages[0].reasoning_content"),
+        ({"role": "tool", "content": "x", "tool_call_id": 5}, "messages[0].tool_call_id"),
+        ({"role": "assistant", "tool_calls": [{"id": 5, "function": {"name": "f"}}]}, "messages[0].tool_calls[0].id"),
         ({"role": "assistant", "tool_calls": 5}, "messages[0].tool_calls"),
         ({"role": "assistant", "tool_calls": "abc"}, "messages[0].tool_calls"),
         ({"role": "assistant", "tool_calls": [{"id": "c"}]}, "messages[0].tool_calls[0].function"),

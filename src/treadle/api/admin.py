@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Mapping
+from dataclasses import asdict
 from typing import Any, TypeVar
 
 from fastapi import APIRouter
@@ -24,6 +25,7 @@ router = APIRouter()
 T = TypeVar("T")
 
 
+@router.head("/health", include_in_schema=False)
 @router.get("/health")
 async def health(request: Request) -> Response:
     """200 only when requests can be answered now; else 503 and why."""
@@ -34,12 +36,15 @@ async def health(request: Request) -> Response:
     if state == "ready":
         slot = engine.find(None)
         kv = {} if slot.facts is None else {"kv": described(slot.facts)["kv"]}
-        return json_response(body | {"model": slot.name} | kv | {"speculation": speculation_of(slot)})
+        pressure = engine.recorder.gauges.pressure
+        memory = {} if pressure is None else {"memory": {"level": pressure.level, "holding": pressure.holding}}
+        return json_response(body | {"model": slot.name} | kv | memory | {"speculation": speculation_of(slot)})
     body["reason"] = engine.failure or f"The engine is {state}."
     headers = {"retry-after": str(NotReady.retry_after_s)} if state == "loading" else {}
     return json_response(body, 503, headers)
 
 
+@router.get("/v1/models/", include_in_schema=False)
 @router.get("/v1/models")
 async def models(request: Request) -> Response:
     """Every model that may be asked for, the default one first."""
@@ -170,7 +175,12 @@ def described(facts: FactsPort) -> dict[str, Any]:
         "window": caps.window,
         "batching": {"mode": caps.batching.value, "why": caps.why},
         "vision": None if caps.vision is None else asdict(caps.vision),
-        "kv": {"bits": str(caps.kv), "why": caps.kv_why, "layers": dict(caps.kv_layers)},
+        "kv": {
+            "bits": str(caps.kv),
+            "why": caps.kv_why,
+            "layers": dict(caps.kv_layers),
+            "losses": dict(caps.kv_losses),
+        },
         "chat_template": facts.chat_template,
     }
 

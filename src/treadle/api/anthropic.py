@@ -8,10 +8,10 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from treadle.api.anthropic_convert import chat_body, served_model
+from treadle.api.anthropic_convert import chat_body, client_name, served_model
 from treadle.api.anthropic_fields import CountBody, MessagesBody
 from treadle.api.anthropic_reply import ANTHROPIC, MessageCollector, MessageHead, MessageWriter
-from treadle.api.body import checked, json_object, read
+from treadle.api.body import checked, json_object, read, renamed
 from treadle.api.context import Context, context
 from treadle.api.errors import json_response
 from treadle.api.exchange import Streamed, Whole
@@ -40,7 +40,8 @@ async def messages(http: Request) -> Response:
 
 
 async def message_reply(here: Context, resident: ResidentPort, body: MessagesBody, chat: ChatBody) -> Response:
-    job, prompts = await start(here, resident, chat, "msg_", chat_prompts)
+    with renamed(client_name):
+        job, prompts = await start(here, resident, chat, "msg_", chat_prompts)
     omitted = body.thinking is not None and body.thinking.omitted
     head = MessageHead(job.id, resident.model.name, sum(len(prompt.ids) for prompt in prompts), omitted)
     if body.stream:
@@ -53,14 +54,18 @@ async def count_tokens(http: Request) -> Response:
     """How many tokens the prompt of such a request has, also when it is over the context."""
     here = context(http)
     body = checked(json_object(await read(http, here.max_body)), CountBody)
+    chat = chat_body(body)
     async with served_model(here, body.model).use() as resident:
-        return json_response({"input_tokens": await counted(here, resident.model, chat_body(body))})
+        with renamed(client_name):
+            return json_response({"input_tokens": await counted(here, resident.model, chat)})
 
 
 async def counted(here: Context, model: ModelPort, chat: ChatBody) -> int:
     """The length of the prompt. Far over the context, what was seen when the count was given up."""
     try:
-        prompts = await asyncio.get_running_loop().run_in_executor(here.pool, prepared, model, chat, chat_prompts)
+        prompts = await asyncio.get_running_loop().run_in_executor(
+            here.threads(chat.shows_images), prepared, model, chat, chat_prompts
+        )
     except ContextLengthExceeded as error:
         return error.num_tokens
     return sum(len(prompt.ids) for prompt in prompts)

@@ -6,7 +6,7 @@ from typing import Any
 
 from treadle.api.anthropic_fields import CountBody, Thinking, Tool, ToolChoice
 from treadle.api.anthropic_turns import chat_messages
-from treadle.api.body import generation
+from treadle.api.body import generation, renamed
 from treadle.api.context import Context
 from treadle.api.fields import ChatBody
 from treadle.api.ports import SlotPort
@@ -15,6 +15,13 @@ from treadle.errors import BadRequest, ModelNotFound
 ALIAS = "claude-"  # clients ask for several such models by name, all of them at this address
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 EFFORTS = {"max": "xhigh"}
+NAMES = {
+    "reasoning_effort": "output_config.effort",
+    "response_format": "output_config.format",
+    "stop": "stop_sequences",
+    "thinking_budget": "thinking.budget_tokens",
+}
+"""What fields of a chat request are called here."""
 SAME = (
     "max_tokens",
     "temperature",
@@ -24,6 +31,7 @@ SAME = (
     "timeout",
     "cache_salt",
     "speculation",
+    "kv_bits",
     "stream",
     "chat_template_kwargs",
 )
@@ -54,7 +62,14 @@ def chat_body(body: CountBody) -> ChatBody:
     }
     if body.tool_choice is not None and body.tool_choice.disable_parallel_tool_use:
         values["parallel_tool_calls"] = False
-    return generation({name: value for name, value in values.items() if value not in (None, [])}, ChatBody)
+    with renamed(client_name):
+        return generation({name: value for name, value in values.items() if value not in (None, [])}, ChatBody)
+
+
+def client_name(param: str) -> str:
+    """What a chat request's field is called here."""
+    first, dot, rest = param.replace("response_format.json_schema", "response_format").partition(".")
+    return NAMES.get(first, first) + dot + rest
 
 
 def chat_effort(thinking: Thinking | None, effort: str | None) -> str | None:

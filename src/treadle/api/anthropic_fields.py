@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from treadle.api.fields import MAX_STOPS, Number
+from treadle.api.kv import KvBits
 from treadle.errors import BadRequest
 
 Block = dict[str, Any]
@@ -133,6 +134,7 @@ class CountBody(BaseModel):
     timeout: Number | None = Field(default=None, gt=0)
     cache_salt: str = Field(default="", max_length=256)
     speculation: bool = True
+    kv_bits: KvBits = None
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
 
     def refuse_unknown(self) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import orjson
@@ -12,27 +14,40 @@ from starlette.requests import Request
 from treadle.api.fields import GenerationBody
 from treadle.api.unsupported import refuse_unsupported
 from treadle.errors import BadRequest, BodyTooLarge
+from treadle.prompt.conversation import deeper
 
 Body = TypeVar("Body", bound=GenerationBody)
 Checked = TypeVar("Checked", bound=BaseModel)
+
+MAX_DEPTH = 200  # levels of lists and objects; orjson writes 254, and what is made of a body adds a few
+STALL_S = 60.0  # a client that sends nothing of its body for so long has lost it
 
 
 async def read(request: Request, limit: int) -> bytes:
     """The whole body of at most `limit` bytes; a declared length over it is refused before anything is read.
 
-    Raises BodyTooLarge.
+    Raises BodyTooLarge; BadRequest for a compressed body, and for one that does not go on.
     """
+    coding = request.headers.get("content-encoding", "identity")
+    if coding.lower() != "identity":
+        raise BadRequest(f"Bodies are not read in the content encoding {coding[:100]!r}.", param="content-encoding")
     too_large = BodyTooLarge(f"The request body is larger than {limit / 2**20:g} MB.")
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > limit:
         raise too_large
     chunks: list[bytes] = []
     size = 0
-    async for chunk in request.stream():
-        size += len(chunk)
-        if size > limit:
-            raise too_large
-        chunks.append(chunk)
+    clock = asyncio.get_running_loop().time
+    try:
+        async with asyncio.timeout(STALL_S) as patience:
+            async for chunk in request.stream():
+                patience.reschedule(clock() + STALL_S)
+                size += len(chunk)
+                if size > limit:
+                    raise too_large
+                chunks.append(chunk)
+    except TimeoutError as error:
+        raise BadRequest(f"Nothing of the request body came for {STALL_S:g} s.", code="body_incomplete") from error
     return b"".join(chunks)
 
 
@@ -56,6 +71,8 @@ def json_object(data: bytes) -> dict[str, Any]:
         raise BadRequest(f"The request body is not valid JSON: {error}.", code="invalid_json") from error
     if not isinstance(value, dict):
         raise BadRequest("The request body must be a JSON object.", code="invalid_json")
+    if deeper(value, MAX_DEPTH):
+        raise BadRequest(f"The request body is nested more than {MAX_DEPTH} levels deep.", code="invalid_json")
     return {key: item for key, item in value.items() if item is not None}
 
 
@@ -75,6 +92,20 @@ def bad_field(error: ValidationError) -> BadRequest:
     if not field:
         return BadRequest(f"{reason}.", param=reason.split(" ", 1)[0])
     return BadRequest(f"{field}: {reason}.", param=field)
+
+
+@contextmanager
+def renamed(name: Callable[[str], str]) -> Iterator[None]:
+    """Errors about a chat request's fields, told with the names that the client used."""
+    try:
+        yield
+    except BadRequest as error:
+        if error.param is not None:
+            known = name(error.param)
+            if error.message.startswith(error.param):
+                error.message = known + error.message[len(error.param) :]
+            error.param = known
+        raise
 
 
 def path(location: Sequence[Any]) -> str:

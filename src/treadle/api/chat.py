@@ -76,7 +76,7 @@ class ChatWriter:
     def closing(self, usage: Usage) -> bytes:
         if not self._usage:
             return DONE
-        return encode(self._head.wrap(CHUNK, [], usage=chat_usage(usage, self._reasoning_tokens))) + DONE
+        return encode(self._head.wrap(CHUNK, [], usage=usage_object(usage, self._reasoning_tokens))) + DONE
 
 
 def finish_reason(finish: Finish, called: bool) -> str:
@@ -90,11 +90,6 @@ def call_delta(delta: ToolDelta) -> dict[str, Any]:
         return {"index": delta.index, "function": {"arguments": delta.arguments}}
     function = {"name": delta.name, "arguments": delta.arguments}
     return {"index": delta.index, "id": delta.id, "type": "function", "function": function}
-
-
-def chat_usage(usage: Usage, reasoning_tokens: int) -> dict[str, Any]:
-    """`usage` with the reasoning tokens, which are part of the completion's."""
-    return usage_object(usage) | {"completion_tokens_details": {"reasoning_tokens": reasoning_tokens}}
 
 
 @dataclass(slots=True)
@@ -153,7 +148,7 @@ class ChatCollector:
 
     def reply(self, usage: Usage) -> dict[str, Any]:
         choices = [self._choice(index, parts) for index, parts in enumerate(self._parts)]
-        return self._head.wrap("chat.completion", choices, usage=chat_usage(usage, self._reasoning_tokens))
+        return self._head.wrap("chat.completion", choices, usage=usage_object(usage, self._reasoning_tokens))
 
     def _choice(self, index: int, parts: Parts) -> dict[str, Any]:
         asked = self._logprobs is not None

@@ -13,6 +13,7 @@ from treadle.api.ports import EnginePort
 from treadle.config import Config
 
 PROMPT_THREADS = 4
+PICTURE_THREADS = 2  # decoding takes a core, and fetching takes its time: prompts of text do not wait for either
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,14 @@ class Context:
     pool: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(PROMPT_THREADS, thread_name_prefix="treadle-prompt")
     )
+
+    picture_pool: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(PICTURE_THREADS, thread_name_prefix="treadle-picture")
+    )
+
+    def threads(self, shows_images: bool) -> ThreadPoolExecutor:
+        """Those that make a request's prompts."""
+        return self.picture_pool if shows_images else self.pool
 
     @property
     def max_body(self) -> int:

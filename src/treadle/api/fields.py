@@ -5,14 +5,18 @@ A top-level `null` counts as absent (see `body.parse`), so no field here takes N
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from treadle.api.grammar import ConstrainedBody
+from treadle.api.kv import KvBits
 from treadle.output.reasoning import SWITCHES
+from treadle.prompt.conversation import is_image
 
 MAX_STOPS = 16
+MAX_STOP_CHARS = 1000
 MAX_CHOICES = 128
 MAX_BIAS = 100.0
 TOOL_CHOICES = ("none", "auto", "required")
@@ -29,6 +33,8 @@ def _stops(value: Any) -> Any:
         raise ValueError(f"takes at most {MAX_STOPS} strings, not {len(stops)}")
     if "" in stops:
         raise ValueError("must not contain an empty string")
+    if any(len(stop) > MAX_STOP_CHARS for stop in stops):
+        raise ValueError(f"takes strings of at most {MAX_STOP_CHARS} characters")
     return stops
 
 
@@ -38,13 +44,13 @@ def _bias(value: Any) -> Any:
         raise ValueError("must be an object of token ids and numbers")
     bias: dict[int, float] = {}
     for key, amount in value.items():
-        if not (key.isascii() and key.isdigit()):
+        if not re.fullmatch(r"0|[1-9][0-9]*", key):
             raise ValueError(f"has the key {key[:40]!r}, which is not a token id")
         if not isinstance(amount, int | float) or isinstance(amount, bool):
             raise ValueError(f"has a value for token {key[:40]} that is not a number")
         if not -MAX_BIAS <= amount <= MAX_BIAS:
             raise ValueError(f"has a value for token {key[:40]} outside -100..100")
-        bias[int(key[:20])] = float(amount)
+        bias[int(key[:20])] = float(amount)  # longer ids are beyond every vocabulary all the same
     return bias
 
 
@@ -67,6 +73,7 @@ def _tools(value: Any) -> Any:
     """`tools` stay as they were sent, for the template writes them in the client's key order."""
     if not isinstance(value, list):
         raise ValueError("must be a list of functions")
+    seen: dict[str, Any] = {}
     for index, tool in enumerate(value):
         function = tool.get("function") if isinstance(tool, dict) else None
         if not isinstance(function, dict) or tool.get("type", "function") != "function":
@@ -79,6 +86,8 @@ def _tools(value: Any) -> Any:
             raise ValueError(f"has a function ({index}) whose description is not text")
         if not isinstance(function.get("strict"), bool | None):
             raise ValueError(f"has a function ({index}) whose strict is not true or false")
+        if seen.setdefault(function["name"], function) != function:
+            raise ValueError(f"has two functions that are called {function['name'][:100]!r} and differ")
     return value
 
 
@@ -136,6 +145,7 @@ class GenerationBody(ConstrainedBody):
     timeout: Number | None = Field(default=None, gt=0)
     cache_salt: str = Field(default="", max_length=256)
     speculation: bool = True
+    kv_bits: KvBits = None
     return_progress: bool = False
 
     @model_validator(mode="after")
@@ -150,8 +160,18 @@ class GenerationBody(ConstrainedBody):
         return self.max_tokens
 
     @property
+    def num_replies(self) -> int:
+        """How many sequences the request is."""
+        return self.n
+
+    @property
     def scores_prompt(self) -> bool:
         """Whether the log probabilities of the prompt's tokens are reported too."""
+        return False
+
+    @property
+    def shows_images(self) -> bool:
+        """Whether a message has an image."""
         return False
 
     @property
@@ -205,6 +225,11 @@ class ChatBody(GenerationBody):
         return frozenset(tool["function"]["name"] for tool in self.tools if tool["function"].get("strict"))
 
     @property
+    def shows_images(self) -> bool:
+        contents = (message.get("content") for message in self.messages)
+        return any(is_image(part) for content in contents if isinstance(content, list) for part in content)
+
+    @property
     def thinking_off(self) -> bool:
         """Whether the request itself asks for no reasoning."""
         return self.reasoning_effort == "none" or any(self.chat_template_kwargs.get(name) is False for name in SWITCHES)
@@ -231,6 +256,10 @@ class CompletionBody(GenerationBody):
         if self.max_tokens == 0 and not self.echo:
             raise ValueError("max_tokens may be 0 only if echo is true")
         return self
+
+    @property
+    def num_replies(self) -> int:
+        return self.n * len(self.prompt)
 
     @property
     def scores_prompt(self) -> bool:

@@ -101,6 +101,7 @@ class Job:
             cached_tokens=sum(usage.cached_tokens for usage in prompts),
             drafted_tokens=sum(usage.drafted_tokens for _, usage in done),
             accepted_tokens=sum(usage.accepted_tokens for _, usage in done),
+            vision_s=sum(usage.vision_s for _, usage in done),
         )
 
 

@@ -82,4 +82,5 @@ def facts_of(slot: SlotPort) -> ModelFacts:
     if slot.facts is None:
         return known
     caps = slot.facts.caps
-    return replace(known, context_length=caps.context_length, batching=caps.batching.value)
+    known = replace(known, context_length=caps.context_length, batching=caps.batching.value)
+    return replace(known, kv_bits=str(caps.kv), kv_why=caps.kv_why, kv_losses=caps.kv_losses)

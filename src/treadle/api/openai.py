@@ -21,6 +21,7 @@ from treadle.api.exchange import Streamed, Whole
 from treadle.api.fields import ChatBody, CompletionBody, GenerationBody
 from treadle.api.grammar import check_constraint, constraint_of
 from treadle.api.job import Choice, Job
+from treadle.api.kv import format_of
 from treadle.api.logprobs import ChatLogprobs, LegacyLogprobs
 from treadle.api.ports import ModelPort, ResidentPort
 from treadle.api.progress import PromptProgress
@@ -29,9 +30,11 @@ from treadle.api.reply import Head
 from treadle.api.sampling import choice_seed, sampling
 from treadle.api.schema import body_schema
 from treadle.api.waiting import answer
+from treadle.errors import BadRequest
 from treadle.metrics.request_log import log_prompt
 from treadle.output.pieces import pieces_of
 from treadle.output.reply import ReplyStream
+from treadle.output.stops import automaton
 from treadle.output.stream import events
 from treadle.types import Request, Sampling
 
@@ -105,14 +108,20 @@ async def start(
 ) -> tuple[Job, Sequence[Prompt]]:
     """Build the prompts and submit every choice. All errors known before generation are raised here."""
     model = resident.model
+    most = here.config.max_rows + here.config.max_waiting
+    if body.num_replies > most:
+        raise BadRequest(f"n: {body.num_replies} replies are more than the {most} that may wait here.", param="n")
     drawn = sampling(body, model.defaults, model.caps.vocab_size)
-    prompts = await asyncio.get_running_loop().run_in_executor(here.pool, prepared, model, body, build)
+    prompts = await asyncio.get_running_loop().run_in_executor(
+        here.threads(body.shows_images), prepared, model, body, build
+    )
     return submit(here, resident, body, f"{prefix}{uuid.uuid4().hex}", prompts, drawn), prompts
 
 
 def prepared(model: ModelPort, body: Body, build: Build[Body]) -> list[Prompt]:
     """The prompts; before them, what others will find made: the tokenizer's tables, and the reply's grammar."""
     pieces_of(model.tokenizer)
+    automaton(tuple(body.stop))
     check_constraint(model, constraint_of(body))
     return build(model, body)
 
@@ -136,9 +145,11 @@ def submit(
                 timeout_s=timeout_s,
                 cache_salt=body.cache_salt,
                 speculation=body.speculation,
+                kv=format_of(body.kv_bits, model.caps),
                 boundaries=prompt.boundaries,
                 constraint=prompt.constraint,
                 prompt_logprobs=body.scores_prompt and index % body.n == 0,
+                spans=prompt.spans,
             )
             stream = resident.submit(request)
             if here.config.log_prompts:

@@ -11,7 +11,24 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
 from treadle.metrics.recorder import Recorder
-from treadle.types import CacheReport, Caps, Output, Request
+from treadle.types import CacheReport, Caps, Drafting, Ids, Output, Request, Span
+
+
+class ReaderPort(Protocol):
+    """What reads the pictures of requests; it decodes, resizes and may wait, so not on the asyncio thread."""
+
+    @property
+    def marker(self) -> str:
+        """What the chat template writes in the place of a picture."""
+        ...
+
+    def read(self, url: str, param: str, low: bool = False) -> Any:
+        """A picture with the `text` that stands for it in a prompt. Raises BadRequest."""
+        ...
+
+    def spans(self, ids: Ids, shown: Sequence[Any]) -> tuple[Span, ...]:
+        """Where they lie in a prompt. Raises BadRequest."""
+        ...
 
 
 class ModelPort(Protocol):
@@ -33,6 +50,10 @@ class ModelPort(Protocol):
     def defaults(self) -> Mapping[str, Any]: ...
     @property
     def chat_template(self) -> str | None: ...
+    @property
+    def reader(self) -> ReaderPort | None:
+        """None for a model that sees nothing."""
+        ...
 
 
 class StreamPort(Protocol):
@@ -87,6 +108,11 @@ class SlotPort(Protocol):
     def facts(self) -> FactsPort | None: ...
     @property
     def resident(self) -> ResidentPort | None: ...
+    @property
+    def drafting(self) -> Drafting | None:
+        """What speculation is in force while it is loaded."""
+        ...
+
     def use(self) -> AbstractAsyncContextManager[ResidentPort]:
         """The loaded model, which stays so while inside; waits for a load. Raises NotReady with the reason."""
         ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,13 +16,14 @@ from treadle.errors import BadRequest, ContextLengthExceeded
 from treadle.output.detokenise import Detokeniser
 from treadle.output.form import Form, form_of, writes_calls
 from treadle.output.reasoning import template_effort
-from treadle.prompt.conversation import normalise
+from treadle.prompt.conversation import BLIND, ImageRef, normalise
 from treadle.prompt.history import without_attribution
+from treadle.prompt.pictures import expanded, for_template, image_refs
 from treadle.prompt.template import check_kwargs, render, takes_tools
 from treadle.prompt.tokenise import encode, encoder_of
 from treadle.prompt.tools import in_words
 from treadle.prompt.turns import boundaries
-from treadle.types import Constraint, Ids
+from treadle.types import Constraint, Ids, Span
 
 CHARS_PER_TOKEN = 8  # a text with more characters than this per token of context is counted in pieces first
 PIECE_CHARS = 16_384
@@ -34,7 +36,7 @@ class Prompt:
     """One prompt for the engine, where its messages start, and its text where the reply must repeat it; with the
     characters before each id where these are reported.
 
-    `form`: what its replies may consist of beside text. `constraint`: what they must look like.
+    `form`: what its replies may consist of beside text. `constraint`: what they must look like. `spans`: its pictures.
     """
 
     ids: Ids
@@ -43,30 +45,60 @@ class Prompt:
     boundaries: tuple[int, ...] = ()
     form: Form = PLAIN
     constraint: Constraint | None = None
+    spans: tuple[Span, ...] = ()
 
 
 def chat_prompts(model: ModelPort, body: ChatBody) -> list[Prompt]:
     """Render and encode the messages: one prompt. Raises BadRequest, ContextLengthExceeded."""
     tokenizer = model.tokenizer
-    text = chat_text(model, body)
-    ids = _encoded(model, text, "messages", special=False)
+    text, shown = _read_chat(model, body)
+    ids = _encoded(model, _expanded(model, text, shown), "messages", special=False)
     starts = boundaries(tokenizer, ids)
     native, single = has_native_tools(tokenizer), not body.parallel_tool_calls
     form = form_of(tokenizer, text, body.callable_tools, native=native, single=single)
     form, constraint = shaped(model, body, text, form, native=native)
-    return [Prompt(ids, boundaries=starts, form=form, constraint=constraint)]
+    spans = model.reader.spans(ids, shown) if model.reader is not None and shown else ()
+    return [Prompt(ids, boundaries=starts, form=form, constraint=constraint, spans=spans)]
+
+
+def full_text(model: ModelPort, body: ChatBody) -> str:
+    """What is encoded: `chat_text` with what stands for each picture. Raises BadRequest."""
+    return _expanded(model, *_read_chat(model, body))
 
 
 def chat_text(model: ModelPort, body: ChatBody) -> str:
     """The messages as the model's own template writes them; tools in words where it cannot. Raises BadRequest."""
+    return _rendered(model, body)[0]
+
+
+def _read_chat(model: ModelPort, body: ChatBody) -> tuple[str, list[Any]]:
+    """The rendered messages, and their pictures."""
+    text, refs = _rendered(model, body)
+    return text, [] if model.reader is None else [model.reader.read(ref.url, ref.param, ref.low) for ref in refs]
+
+
+def _expanded(model: ModelPort, text: str, shown: Sequence[Any]) -> str:
+    return text if model.reader is None or not shown else expanded(text, model.reader.marker, [s.text for s in shown])
+
+
+def sightless(model: ModelPort) -> str | None:
+    """Why the model cannot see images; None if it can."""
+    if model.reader is not None:
+        return None
+    return BLIND if model.caps.vision is None else model.caps.vision.why
+
+
+def _rendered(model: ModelPort, body: ChatBody) -> tuple[str, list[ImageRef]]:
     tokenizer, tools = model.tokenizer, body.callable_tools
     effort = template_effort(str(tokenizer.chat_template or ""), body.reasoning_effort)
     variables = effort | check_kwargs(body.chat_template_kwargs)
-    messages = without_attribution(normalise(body.messages))
+    messages = without_attribution(normalise(body.messages, blind=sightless(model)))
     native = has_native_tools(tokenizer)
     if not native:
         messages = in_words(messages, tools)
-    return render(tokenizer, messages, tools if native else None, model=model.name, **variables)
+    refs = image_refs(messages)
+    messages = for_template(tokenizer, messages, None if model.reader is None else model.reader.marker)
+    return render(tokenizer, messages, tools if native else None, model=model.name, **variables), refs
 
 
 def has_native_tools(tokenizer: Any) -> bool:

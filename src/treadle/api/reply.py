@@ -49,14 +49,14 @@ class Collector(Protocol):
 
 def usage_object(usage: Usage, reasoning_tokens: int = 0) -> dict[str, Any]:
     """OpenAI's `usage`; cached tokens are part of the prompt's, and predictions are those of speculation, if any."""
-    predicted = {
-        "accepted_prediction_tokens": usage.accepted_tokens,
-        "rejected_prediction_tokens": usage.drafted_tokens - usage.accepted_tokens,
-    }
+    details = {"reasoning_tokens": reasoning_tokens}
+    if usage.drafted_tokens:
+        details["accepted_prediction_tokens"] = usage.accepted_tokens
+        details["rejected_prediction_tokens"] = usage.drafted_tokens - usage.accepted_tokens
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-        "completion_tokens_details": {"reasoning_tokens": reasoning_tokens, **(predicted if usage.drafted_tokens else {})},
+        "completion_tokens_details": details,
     }

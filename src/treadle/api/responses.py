@@ -11,7 +11,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from treadle.api.body import checked, json_object, read
+from treadle.api.body import checked, json_object, read, renamed
 from treadle.api.context import context
 from treadle.api.errors import error_response
 from treadle.api.exchange import Streamed, Whole
@@ -20,7 +20,7 @@ from treadle.api.logprobs import ChatLogprobs
 from treadle.api.openai import start
 from treadle.api.ports import ModelPort, ResidentPort
 from treadle.api.prompts import chat_prompts
-from treadle.api.responses_body import ResponsesBody, chat_request, conversation, refuse_unknown, renamed
+from treadle.api.responses_body import ResponsesBody, chat_request, conversation, names_of, refuse_unknown
 from treadle.api.responses_items import Turns
 from treadle.api.responses_reply import Keep, ResponseCollector, ResponseHead, ResponseWriter, fault, refused
 from treadle.api.responses_stored import router as stored
@@ -59,7 +59,7 @@ async def response_reply(
 ) -> Response:
     here, model = context(http), resident.model
     try:
-        with renamed(turns):
+        with renamed(names_of(turns)):
             job, _ = await start(here, resident, chat, "resp_", chat_prompts)
     except ContextLengthExceeded as error:
         if not body.stream:

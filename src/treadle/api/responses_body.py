@@ -6,13 +6,12 @@ Everything that a chat request has too is checked by the chat body; errors are g
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from treadle.api.body import generation
+from treadle.api.body import generation, renamed
 from treadle.api.fields import ChatBody
 from treadle.api.responses_items import Item, Turns
 from treadle.api.responses_tools import chat_tools
@@ -25,6 +24,7 @@ PASSED = (
     "guided_choice",
     "guided_grammar",
     "guided_regex",
+    "kv_bits",
     "logit_bias",
     "min_p",
     "parallel_tool_calls",
@@ -173,7 +173,7 @@ def chat_request(body: ResponsesBody, turns: Turns) -> ChatBody:
     values |= {name: value for name, value in optional.items() if value is not None}
     if body.top_logprobs is not None or LOGPROBS in body.include:
         values |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
-    with renamed(turns):
+    with renamed(names_of(turns)):
         return generation(values, ChatBody)
 
 
@@ -187,18 +187,9 @@ def response_format(format: Mapping[str, Any] | None) -> dict[str, Any] | None:
     return {"type": "json_schema", "json_schema": schema}
 
 
-@contextmanager
-def renamed(turns: Turns) -> Iterator[None]:
-    """Errors about a chat request's fields, told with the names that the client used."""
-    try:
-        yield
-    except BadRequest as error:
-        if error.param is not None:
-            name = client_name(error.param, turns)
-            if error.message.startswith(error.param):
-                error.message = name + error.message[len(error.param) :]
-            error.param = name
-        raise
+def names_of(turns: Turns) -> Callable[[str], str]:
+    """What a chat request's fields are called here, for `body.renamed`."""
+    return lambda param: client_name(param, turns)
 
 
 def client_name(param: str, turns: Turns) -> str:

@@ -201,6 +201,6 @@ def response_usage(usage: Usage) -> dict[str, Any]:
         "input_tokens": counts["prompt_tokens"],
         "input_tokens_details": {**counts["prompt_tokens_details"], "cache_write_tokens": 0},
         "output_tokens": counts["completion_tokens"],
-        "output_tokens_details": {"reasoning_tokens": counts["completion_tokens_details"]["reasoning_tokens"]},
+        "output_tokens_details": counts["completion_tokens_details"],
         "total_tokens": counts["total_tokens"],
     }

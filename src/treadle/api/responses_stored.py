@@ -11,10 +11,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from treadle.api.anthropic import counted
-from treadle.api.body import checked, json_object, read
+from treadle.api.body import checked, json_object, read, renamed
 from treadle.api.context import context
 from treadle.api.errors import json_response
-from treadle.api.responses_body import ResponsesBody, chat_request, conversation, refuse_unknown, renamed
+from treadle.api.responses_body import ResponsesBody, chat_request, conversation, names_of, refuse_unknown
 from treadle.api.responses_items import Item
 from treadle.api.responses_store import ResponseStore
 from treadle.api.schema import body_schema
@@ -45,7 +45,7 @@ async def input_tokens(http: Request) -> Response:
     turns = conversation(body, history)
     chat = chat_request(body, turns)
     async with here.engine.find(body.model).use() as resident:
-        with renamed(turns):
+        with renamed(names_of(turns)):
             count = await counted(here, resident.model, chat)
     return json_response({"object": "response.input_tokens", "input_tokens": count})
 

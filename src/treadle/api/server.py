@@ -10,6 +10,7 @@ import socket
 import uvicorn
 
 from treadle.api.app import create_app
+from treadle.api.connection import Connection
 from treadle.api.ports import EnginePort
 from treadle.api.security import exposed_without_key
 from treadle.config import Config
@@ -35,6 +36,7 @@ class Server(uvicorn.Server):
             port=config.port,
             log_level="warning",
             access_log=False,
+            http=Connection,
             server_header=False,
             proxy_headers=False,  # a client's address is never what its headers say
             timeout_keep_alive=IDLE_S,

@@ -17,7 +17,7 @@ from treadle.api.context import Context, context
 from treadle.api.errors import json_response
 from treadle.api.fields import ChatBody
 from treadle.api.ports import ModelPort
-from treadle.api.prompts import chat_text, refuse_hopeless
+from treadle.api.prompts import chat_text, full_text, refuse_hopeless
 from treadle.api.schema import body_schema
 from treadle.errors import BadRequest
 from treadle.output.detokenise import Detokeniser
@@ -74,15 +74,17 @@ async def tokenize(http: Request) -> Response:
     values = json_object(await read(http, here.max_body))
     body = checked(values, TokeniseBody)
     async with here.engine.find(body.model).use() as resident:
-        model = resident.model
+        model, images = resident.model, False
         if body.prompt is not None and body.messages is None:
             special = True if body.add_special_tokens is None else body.add_special_tokens
             work = partial(ids_of, model, body.prompt, "prompt", special)
         elif body.messages is not None and body.prompt is None:
-            work = partial(chat_ids, model, chat_of(values), body.add_special_tokens or False)
+            chat = chat_of(values)
+            images = chat.shows_images
+            work = partial(chat_ids, model, chat, body.add_special_tokens or False)
         else:
             raise BadRequest("Give either prompt or messages.", param="prompt")
-        tokens = await in_pool(here, work)
+        tokens = await in_pool(here, work, images)
         return json_response({"tokens": tokens, "count": len(tokens), "max_model_len": model.caps.context_length})
 
 
@@ -123,13 +125,13 @@ def chat_of(values: Mapping[str, Any]) -> ChatBody:
     return generation({name: values[name] for name in CHAT_FIELDS if name in values}, ChatBody)
 
 
-async def in_pool(here: Context, work: Callable[[], T]) -> T:
+async def in_pool(here: Context, work: Callable[[], T], images: bool = False) -> T:
     """What `work` gives, from the prompt threads."""
-    return await asyncio.get_running_loop().run_in_executor(here.pool, work)
+    return await asyncio.get_running_loop().run_in_executor(here.threads(images), work)
 
 
 def chat_ids(model: ModelPort, body: ChatBody, special: bool) -> list[int]:
-    return ids_of(model, chat_text(model, body), "messages", special)
+    return ids_of(model, full_text(model, body), "messages", special)
 
 
 def ids_of(model: ModelPort, text: str, param: str, special: bool) -> list[int]:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 MOST_KEPT = 32  # compiled grammars per model
 MOST_STATES = 100_000  # of a lexer, at 1 to 2 kB each
+MOST_ITEMS = 20_000  # alternatives that a token may begin: schemas and tools to choose from; 1 ms each step
 
 
 def grammar_of(constraint: Constraint) -> str:
@@ -68,7 +69,7 @@ class Grammars:
         return made
 
     def _compile(self, constraint: Constraint) -> LLMatcher:
-        limits = LLParserLimits(verbose_errors=False, max_lexer_states=MOST_STATES)
+        limits = LLParserLimits(verbose_errors=False, max_lexer_states=MOST_STATES, max_items_in_row=MOST_ITEMS)
         made = LLMatcher(self.vocabulary.tokens, grammar_of(constraint), log_level=0, limits=limits)
         if made.is_error():
             raise GrammarError(reason(made.get_error()))
@@ -95,3 +96,8 @@ def grammars_of(tokenizer: PreTrainedTokenizerBase, vocab_size: int, ends: froze
         if key not in by_size:
             by_size[key] = Grammars(Vocabulary(tokenizer, vocab_size, ends))
         return by_size[key]
+
+
+def no_grammars() -> Grammars:
+    """For a loop without a tokenizer, as in offline use with bare ids."""
+    raise GrammarError("this loop has no tokenizer to compile a grammar for")

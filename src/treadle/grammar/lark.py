@@ -136,8 +136,8 @@ def escaped(text: str) -> str:
 
 
 def quoted(text: str) -> str:
-    """A string literal."""
-    return json.dumps(text, ensure_ascii=False)
+    """A string literal. It may hold no control characters, of which JSON allows one."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def sequence(*expressions: str) -> str:

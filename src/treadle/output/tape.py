@@ -104,7 +104,7 @@ class Tape:
         return True
 
     def close(self, literal: str) -> Parse[bool]:
-        """Read `literal`, the end of something, if it comes next; of one that the reply was cut off in, what there is."""
+        """Read `literal`, the end of something, if it comes next; where the reply was cut off in it, what is there."""
         taken = yield from self.take(literal)
         if not taken and self.truncated and literal.startswith(self._rest):
             self._at = len(self._text)

@@ -39,6 +39,7 @@ RESERVED = frozenset(
         "return_assistant_tokens_mask",
         "return_dict",
         "return_tensors",
+        "self",
         "sanitize_control_tokens",
         "tokenize",
         "tokenizer_kwargs",
@@ -157,9 +158,20 @@ def _joined(first: Message, second: Message) -> Message:
     for key in ("content", "reasoning_content"):
         texts = [message[key] for message in (first, second) if message.get(key)]
         if key in both:
-            both[key] = JOINT.join(texts)
+            both[key] = _contents(texts)
     calls = [*first.get("tool_calls", ()), *second.get("tool_calls", ())]
     return {**both, "tool_calls": calls} if calls else both
+
+
+def _contents(contents: Sequence[Any]) -> str | list[Message]:
+    """One content of several: text, or the parts of all where one of them has parts."""
+    if all(isinstance(content, str) for content in contents):
+        return JOINT.join(contents)
+    parts: list[Message] = []
+    for content in contents:
+        parts += [{"type": "text", "text": JOINT}] if parts else []
+        parts += [{"type": "text", "text": content}] if isinstance(content, str) else content
+    return parts
 
 
 def _as_user(message: Message) -> Message:

@@ -45,11 +45,19 @@ def in_words(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) ->
 
 def _in_words(message: Message) -> Message:
     if message["role"] == "tool":
-        return {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
+        return {"role": "user", "content": _response(message["content"])}
     rest = {key: value for key, value in message.items() if key != "tool_calls"}
     calls = [json.dumps(call["function"], ensure_ascii=False) for call in message.get("tool_calls", ())]
     blocks = [f"<tool_call>\n{call}\n</tool_call>" for call in calls]
     return {**rest, "content": _joined(message["content"], *blocks)} if blocks else rest
+
+
+def _response(content: Any) -> Any:
+    """A result between its marks; one with images is a list of parts."""
+    head, tail = "<tool_response>\n", "\n</tool_response>"
+    if isinstance(content, str):
+        return f"{head}{content}{tail}"
+    return [{"type": "text", "text": head}, *content, {"type": "text", "text": tail}]
 
 
 def _joined(*texts: str) -> str:
