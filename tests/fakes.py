@@ -52,7 +52,10 @@ class HashModel:
         return [made[k]() for k in self.kinds]
 
     def __call__(self, ids: Any, cache: list[Any]) -> Any:
-        h = mix(ids.astype(mx.uint32) + 1)
+        return self.through(mix(ids.astype(mx.uint32) + 1), cache)
+
+    def through(self, h: Any, cache: list[Any]) -> Any:
+        """Logits [rows, n, vocab] from the hashes [rows, n] that stand for embeddings."""
         for number, (kind, layer) in enumerate(zip(self.kinds, cache, strict=True)):
             out = self._state(h, layer) if kind == "state" else self._attend(h, layer, kind, number)
             h = mix(h * 3 + out + number)

@@ -19,7 +19,7 @@ from treadle.config import Config
 from treadle.engine.slot import Facts
 from treadle.errors import ModelNotFound, NotReady, TreadleError
 from treadle.metrics.recorder import Recorder
-from treadle.types import Batching, CacheReport, Caps, Finish, LayerKind, Output, Request, TokenLogprob, Usage
+from treadle.types import Batching, CacheReport, Caps, Drafting, Finish, LayerKind, Output, Request, TokenLogprob, Usage
 
 SPECIALS = ("<|end|>", "<|system|>", "<|user|>", "<|assistant|>")
 MERGES = (("h", "e"), ("l", "l"), ("he", "ll"), ("hell", "o"), ("Ġ", "w"), ("Ġ", "t"))
@@ -66,6 +66,7 @@ class FakeModel:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
     chat_template: str | None = TEMPLATE
+    reader: Any = None
 
 
 @dataclass(frozen=True)
@@ -217,6 +218,7 @@ class FakeEngine:
     aliases = (Config().model,)
     pinned = False
     num_bytes = 0
+    drafting = Drafting(("lookup", "forced"))
 
     def find(self, name: str | None) -> FakeEngine:
         if name and name not in (self._model.name, self._model.source, *self.aliases):

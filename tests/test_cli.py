@@ -94,6 +94,7 @@ GIVEN = {
     "kv_group_size": "32",
     "cache_dir": "kept",
     "log_format": "json",
+    "speculation": "draft",
 }  # where 7 is no legal value
 PATHS = ("cache_dir", "models_file")
 REPEATED = {

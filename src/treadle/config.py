@@ -52,6 +52,9 @@ class Config:
     checkpoint_every: int = 2048  # tokens between checkpoints of recurrent and windowed layers in a long prefill
     speculation: str = "auto"  # auto (lookup and a draft model) | lookup | draft | off
     draft_model: str = "auto"  # a smaller model of the same vocabulary; auto: one that is here already; none
+    allow_image_urls: bool = False  # fetch images from http(s) addresses of the internet
+    image_max_mp: float = 8.0  # megapixels; larger images are scaled down before the model's own processor sees them
+    image_cache_mb: float = 256.0  # encoded images that are remembered on the device
     max_body_mb: float = 32.0
     api_keys: tuple[str, ...] = field(default=(), repr=False)  # none: everyone who reaches the address may ask
     allowed_origins: tuple[str, ...] = ()  # web pages besides those of this machine; "*" is all
@@ -75,6 +78,8 @@ class Config:
             "keepalive_s",
             "max_body_mb",
             "model_wait_s",
+            "image_max_mp",
+            "image_cache_mb",
         )
         for key in positive:
             if not 0 < getattr(self, key) < math.inf:
@@ -107,16 +112,21 @@ class Config:
             )
         if self.port > 65535:
             raise ConfigError(f"port must be at most 65535, not {self.port}.", param="port")
+        self._check_speculation()
+        self._check_security()
+        self._check_log()
+
+    def _check_speculation(self) -> None:
         if self.speculation not in SPECULATION:
             raise ConfigError(
                 f"speculation must be one of {', '.join(SPECULATION)}, not {self.speculation!r}.", param="speculation"
             )
+        if self.speculation == "draft" and self.draft_model == "none":
+            raise ConfigError('draft_model is none, but speculation is "draft".', param="draft_model")
         if self.speculation in ("lookup", "off") and self.draft_model not in ("auto", "none"):
             raise ConfigError(
                 f"draft_model names {self.draft_model!r}, but speculation is {self.speculation!r}.", param="draft_model"
             )
-        self._check_security()
-        self._check_log()
 
     def _check_log(self) -> None:
         if self.log_format not in LOG_FORMATS:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,6 +81,29 @@ class Constraint:
     reasoning: Reasoning | None = None  # what may come first
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Picture:
+    """A decoded image as the encoder of one model takes it. Equal digests mean equal embeddings."""
+
+    digest: bytes  # 32, of the decoded pixels and of the settings that prepared them
+    inputs: Mapping[str, NDArray[Any]]  # by the names that the encoder has for them
+    num_rows: int  # embeddings that the encoder makes of it
+    grid: tuple[int, int] = (1, 1)  # rows and columns of these, where positions follow them (M-RoPE)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Span:
+    """Tokens [start, end) of a prompt that show a picture: those with the model's image id take its embeddings in turn.
+
+    `whole`: they are computed in one step, because the model lets them attend to each other.
+    """
+
+    start: int
+    end: int
+    picture: Picture
+    whole: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """One prompt for the engine. Ids are already checked against the vocabulary (`Engine.submit` checks again)."""
@@ -95,6 +119,8 @@ class Request:
     constraint: Constraint | None = None
     speculation: bool = True  # whether drafts may be made for it; the text is the same either way
     prompt_logprobs: bool = False  # report the prompt's own too, as many alternatives as `sampling.logprobs`
+    spans: tuple[Span, ...] = ()  # pictures in the prompt, ascending; its last token is in none
+    kv: KvFormat | None = None  # how its rows are held; None: as the model's are, until memory is short
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +144,7 @@ class Usage:
     decode_s: float = 0.0
     drafted_tokens: int = 0  # proposed by speculation
     accepted_tokens: int = 0  # of those, what the model itself would have drawn
+    vision_s: float = 0.0  # of `prefill_s`, what the image encoder took
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +200,15 @@ class KvFormat:
 EXACT = KvFormat()
 
 
+@dataclass(frozen=True, slots=True)
+class Drafting:
+    """What speculation is in force for a loaded model, for monitoring."""
+
+    sources: tuple[str, ...] = ()  # lookup | draft | forced; none: no drafts are made
+    draft_model: str | None = None
+    why: str = ""  # a sentence on what is not in force
+
+
 class Batching(StrEnum):
     """What the load-time self-check proved about several rows in one forward."""
 
@@ -212,6 +248,15 @@ class Footprint:
 
 
 @dataclass(frozen=True, slots=True)
+class Vision:
+    """What a model of a family that was made to see can do here."""
+
+    family: str
+    works: bool
+    why: str  # the sentence behind it
+
+
+@dataclass(frozen=True, slots=True)
 class Caps:
     """What a loaded model is, as data. Nobody probes with `hasattr`."""
 
@@ -226,6 +271,10 @@ class Caps:
     kv: KvFormat = EXACT  # how layers that keep all tokens hold them unless a request asks otherwise
     kv_why: str = ""  # the sentence behind it
     kv_layers: Mapping[str, str] = field(default_factory=dict)  # by kind of layer, the bits that it really has
+    kv_fault: str | None = "that was not tried"  # why a request's rows cannot have another format; None: they can
+    kv_footprints: Mapping[str, Footprint] = field(default_factory=dict)  # by format ("16", "8/4", ..), if they can
+    kv_losses: Mapping[str, float] = field(default_factory=dict)  # measured, by format: per cent of perplexity
+    vision: Vision | None = None  # None: a model for text alone
 
 
 HIT_KINDS = ("exact", "prefix", "supersequence", "branch", "miss")

@@ -118,10 +118,11 @@ def test_a_sequence_that_changes_its_format_goes_on_as_it_was(data: st.DataObjec
     for _ in range(data.draw(st.integers(1, 3))):
         batch.join(data.draw(st.lists(tokens, min_size=1, max_size=40)), data.draw(st.integers(1, 25)))
     row = data.draw(st.integers(0, len(batch.tokens) - 1))
-    other = new_layers(model, model.caps, data.draw(formats))
-    convert(batch.layers, row, other)
+    format = data.draw(formats)
+    others = [new_layers(model, model.caps, format) for _ in batch.tokens]
+    convert(batch.layers, others)
     moved = Batch(model, KvFormat())
-    moved.layers, moved.tokens, moved.longest = other, [batch.tokens[row]], [len(batch.tokens[row])]
+    moved.layers, moved.tokens, moved.longest = others[row], [batch.tokens[row]], [len(batch.tokens[row])]
     for _ in range(8):
         moved.step([data.draw(st.lists(tokens, min_size=1, max_size=5))])
     moved.check()

@@ -70,9 +70,7 @@ def test_the_self_check_finds_rows_of_different_length_right(name: str, calls: l
 
 
 @pytest.mark.parametrize("name", ["attention", "window"])
-def test_a_few_queries_and_a_short_chunk_see_what_single_steps_see(
-    name: str, calls: list[Any], installed: Any
-) -> None:
+def test_a_few_queries_and_a_short_chunk_see_what_single_steps_see(name: str, calls: list[Any], installed: Any) -> None:
     plain, caps = built(CONFIGS[name])
     model = installed(name)
     model.update(plain.parameters())

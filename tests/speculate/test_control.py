@@ -32,7 +32,7 @@ def table(name: str) -> CostTable:
     points, plain = TABLES[name]
     cost = CostTable()
     for num_tokens, seconds in points.items():
-        cost.observe(num_tokens, seconds)
+        cost.observe(num_tokens, seconds, warm=True)
     cost.observe_plain(1, plain)
     return cost
 
@@ -155,9 +155,11 @@ def test_drafts_that_are_never_accepted_end_but_for_a_few_probes(name, matched):
     assert text.overspent - before <= 30
 
 
-def test_a_step_that_is_cheaper_than_a_plain_one_is_taken_even_for_nothing():
+def test_a_step_that_seems_cheaper_than_a_plain_one_is_not_taken_for_nothing():
+    """What makes a wide step cheap for a model makes the padding of plain steps cheap too; the rest is noise."""
     text = Text("8 and 16 are cheap", p=0.0)
-    assert min(text.steps(200)) == 7
+    list(text.steps(200))
+    assert sum(1 for drafts in text.steps(200) if drafts) <= 2
 
 
 @pytest.mark.parametrize("source", Source)
@@ -172,7 +174,7 @@ def test_drafts_that_are_always_accepted_go_to_the_limit(source):
 @settings(max_examples=20)
 def test_dear_sizes_between_cheap_ones_are_never_chosen(name, p, seed, matched):
     text = Text(name, p, seed)
-    assert set(text.steps(60, matched)) <= {0, 7, 15}
+    assert {text.step(matched, limit=15) for _ in range(60)} <= {0, 7, 15}
     assert {text.step(matched, limit=7) for _ in range(60)} <= {0, 7}
 
 

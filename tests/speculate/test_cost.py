@@ -15,7 +15,7 @@ curves = st.dictionaries(st.integers(1, 64), st.floats(1e-6, 1.0), min_size=1, m
 def table(points: dict[int, float]) -> CostTable:
     cost = CostTable()
     for num_tokens, seconds in points.items():
-        cost.observe(num_tokens, seconds)
+        cost.observe(num_tokens, seconds, warm=True)
     return cost
 
 
@@ -216,3 +216,11 @@ def test_an_impossible_step_is_refused(num_tokens, seconds):
         CostTable().observe(num_tokens, seconds)
     with pytest.raises(ValueError, match="a step has tokens and takes time"):
         CostTable().observe_plain(num_tokens, seconds)
+
+
+def test_a_first_step_that_built_kernels_does_not_rule_its_size_out():
+    cost = table({1: 1.0, 2: 1.1, 4: 1.2})
+    cost.observe(8, 50.0)
+    assert cost.seconds(8) < 3.0
+    cost.observe(8, 1.4)
+    assert cost.seconds(8) == 1.4

@@ -11,6 +11,7 @@ from treadle.bench.report import report
 from treadle.bench.shapes import subject_of
 from treadle.bench.speculate_script import Stage, scripted_case
 from treadle.bench.speculate_steps import step_case
+from treadle.bench.speculate_text import LENGTHS, Bench
 
 PARTS = ("text", "script", "steps")
 
@@ -24,13 +25,29 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[1], help="script: rows that decode together")
     parser.add_argument("--tokens", type=int, default=192, help="per row and run")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--draft", choices=("none", "self"), default="none", help="text: the model as its own draft")
+    parser.add_argument("--length", choices=LENGTHS, nargs="+", default=list(LENGTHS), help="text: of the prompts")
     parser.add_argument("--noise", type=float, default=None, help="script: logits this close are a tie; 0: none are")
     parser.add_argument("--own-text", action="store_true", help="script: random weights decide the text too")
     args = parser.parse_args(argv)
+    if "text" in args.part:
+        _text(args)
     if "script" in args.part:
         _script(args)
     if "steps" in args.part:
         _steps(args)
+
+
+def _text(args: argparse.Namespace) -> None:
+    from treadle.models.load import load_model
+    from treadle.models.sources import resolve
+
+    loaded = load_model(resolve(args.model or "smollm2", None), None)
+    modes = ["off", "lookup", *(["draft"] if args.draft == "self" or loaded.draft else [])]
+    if "draft" not in modes:
+        print(f"draft: not run, because {loaded.name} has no smaller model of its kind; --draft self takes itself.")
+    lines = list(Bench(loaded, modes, args.tokens).cases(args.length, args.rounds))
+    report("speculate: real text", lines, model=loaded.name, draft=args.draft)
 
 
 def _script(args: argparse.Namespace) -> None:

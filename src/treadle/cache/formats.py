@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from treadle.errors import ConfigError
-from treadle.types import EXACT, KvFormat
+from treadle.types import EXACT, Caps, KvFormat
 
 AUTO = "auto"
 BITS = ("16", "8", "4")
+FORMATS = tuple(keys if keys == values else f"{keys}/{values}" for keys in BITS for values in BITS)
 MOST_LOSS = 0.1  # per cent of perplexity that 8 bits may cost where nobody asked for them
 LEAST_SPEED = 0.97  # of the exact rows' decoding speed that counts as not slower, as timings vary
 
@@ -43,13 +44,24 @@ def choose(
     """
     if setting != AUTO:
         return parse(setting, group_size, recent), "as set"
-    found = measured.get("8")
+    found, exact = measured.get("8"), parse("16", group_size, recent)
     if found is None:
-        return EXACT, "auto: 8 bits were not measured for this model on this device (treadle bench quality)"
+        return exact, "auto: 8 bits were not measured for this model on this device (treadle bench quality)"
     if found.delta_percent > MOST_LOSS:
-        return EXACT, f"auto: 8 bits cost {found.delta_percent:.2f} % of perplexity, more than {MOST_LOSS:g} %"
+        return exact, f"auto: 8 bits cost {found.delta_percent:.2f} % of perplexity, more than {MOST_LOSS:g} %"
     if found.speed < LEAST_SPEED:
-        return EXACT, f"auto: 8 bits decode at {found.speed:.2f} of the exact speed at {found.context} tokens"
+        return exact, f"auto: 8 bits decode at {found.speed:.2f} of the exact speed at {found.context} tokens"
     cost = f"{found.delta_percent:.2f} % of perplexity"
     why = f"auto: 8 bits decode at {found.speed:.2f} of the exact speed and cost {cost}"
     return parse("8", group_size, recent), why
+
+
+def least(asked: KvFormat | None, caps: Caps, setting: str | int) -> KvFormat | None:
+    """The format that a request's rows may be packed into when memory is short; None: they stay as they are.
+
+    They do where the request asks for a format, where `kv_bits` is set to 16, and where they have 4 bits anyway.
+    """
+    if asked is not None or caps.kv_fault is not None or str(setting) == str(EXACT):
+        return None
+    packed = replace(caps.kv, key_bits=4, value_bits=4)
+    return None if packed == caps.kv else packed

@@ -188,9 +188,19 @@ class PackedRows(Rows):
         for buffer in self.packed:
             buffer.drop(row, last)
 
+    def shrink(self, rows: int) -> None:
+        super().shrink(rows)
+        for buffer in self.packed:
+            if buffer.piece is not None and rows < arrays_of(buffer.piece)[0].shape[0]:
+                buffer.piece = mapped(buffer.piece, lambda a: mx.contiguous(a[:rows]))
+
     def token_bytes(self) -> int:
-        """By the shapes of the exact rows, because packed ones may not have begun."""
-        return sum(_packed_bytes(b, a) for b, a in zip(self.packed, (self.keys, self.values), strict=True))
+        return self.bytes_in(self.kv)
+
+    def bytes_in(self, kv: KvFormat) -> int:
+        """Bytes of a packed token in a format, by the shapes of the exact rows; only after a step."""
+        buffers = (PackedBuffer(bits, kv.group_size) for bits in (kv.key_bits, kv.value_bits))
+        return sum(_packed_bytes(b, a) for b, a in zip(buffers, (self.keys, self.values), strict=True))
 
     def effective_bits(self) -> tuple[int, int]:
         """Those that keys and values really have; only after a step."""

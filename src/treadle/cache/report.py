@@ -8,6 +8,7 @@ from dataclasses import asdict
 from treadle.cache.segments import Live
 from treadle.cache.store import Store
 from treadle.types import CacheEntry, CacheReport
+from treadle.vision.spans import has_picture
 
 MOST_ENTRIES = 1000  # the most recently used stored prefixes that are listed one by one
 
@@ -22,6 +23,7 @@ def cache_report(store: Store, note: str = "") -> CacheReport:
         by_tier["memory"] += node.state_bytes
         if not node.children:
             leaves.append(node)
+    seen = {id(node): has_picture(node.edge) for node in store.tree.nodes()}
     entries = [
         CacheEntry(
             tokens=leaf.end,
@@ -29,7 +31,7 @@ def cache_report(store: Store, note: str = "") -> CacheReport:
             hits=leaf.hits,
             age_s=round(now - leaf.last_used, 3),
             tier=_tier(leaf.payload),
-            has_images=False,
+            has_images=any(seen[id(n)] for n in leaf.path()),
         )
         for leaf in leaves[: -MOST_ENTRIES - 1 : -1]
     ]

@@ -120,6 +120,11 @@ class Rows:
             self.keys[row] = self.keys[last]
             self.values[row] = self.values[last]
 
+    def shrink(self, rows: int) -> None:
+        """Keep only so many row slots."""
+        if self.keys is not None and rows < self.keys.shape[0]:
+            self.keys, self.values = (mx.contiguous(a[:rows]) for a in (self.keys, self.values))
+
     def token_bytes(self) -> int:
         """Bytes that one more token takes; only after a step, when shapes are known."""
         return self.exact_bytes()

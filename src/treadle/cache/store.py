@@ -20,6 +20,7 @@ from treadle.cache.budget import Budget, Evictions, Reason, plan_eviction
 from treadle.cache.columns import SoloColumns
 from treadle.cache.layers import Layers
 from treadle.cache.node import Match, Node, Root, deepest_checkpoint
+from treadle.cache.packed_rows import PackedRows
 from treadle.cache.segments import Holder, Live, Owned, Packed, is_live, rows_of
 from treadle.cache.spill import Spill
 from treadle.cache.transfer import Snapshot, fill, full_rows, needs_snapshots, snapshot
@@ -279,13 +280,17 @@ class Store:
             self.spill.clear()
         return before - self.tree.totals.nbytes
 
+    def save(self) -> None:
+        """Hand the disk what it lacks, as far as its writer has room."""
+        while self.spill is not None and self.spill.save_one(self.tree):
+            pass
+
     def drop(self, revision: Hashable) -> None:
         """Forget what is not in use of a model that is unloaded: everything whose root's key begins with it.
 
         The disk keeps its files, and gets what it lacks as far as its writer has room.
         """
-        while self.spill is not None and self.spill.save_one(self.tree):
-            pass
+        self.save()
         for node in self.tree.evict_order():
             root = node.path()[0].parent
             assert isinstance(root, Root) and isinstance(root.key, tuple)
@@ -310,24 +315,35 @@ class Store:
 
     def pack(self) -> bool:
         """Quantise one idle segment, if that is wanted. Returns whether there was one."""
-        if not self.settings.bits:
+        return bool(self.settings.bits) and self.pack_one(self.settings.bits, IDLE_PACK_S, self.settings.limit)
+
+    def pack_one(self, bits: int, idle_s: float, room: int) -> bool:
+        """Quantise what was idle for longest, at least `idle_s`, and takes at most `room` bytes to copy."""
+        node = self.packable(idle_s, room)
+        if node is None:
             return False
+        if isinstance(node.payload, Live):
+            holder = node.payload.holder
+            self._cut(holder, 0)
+            holder.lose()
+        if isinstance(node.payload, Owned) and node.payload.exact:
+            packed = Packed.of(node.payload, node.length, bits, self.settings.group_size)
+            self.tree.replace_payload(node, packed)
+        return True
+
+    def packable(self, idle_s: float, room: int) -> Node | None:
+        """What `pack_one` would quantise."""
         for node in self.tree.nodes():
-            if self.now() - node.last_used < IDLE_PACK_S:
-                return False
-            payload = node.payload
-            running = isinstance(payload, Live) and not payload.holder.parked
-            if node.pins or node.length < self.settings.min_tokens or running:
-                continue
-            if isinstance(payload, Live):
-                self._cut(payload.holder, 0)
-                payload.holder.lose()
-                payload = node.payload
-            if isinstance(payload, Owned) and payload.exact:
-                packed = Packed.of(payload, node.length, self.settings.bits, self.settings.group_size)
-                self.tree.replace_payload(node, packed)
-                return True
-        return False
+            if self.now() - node.last_used < idle_s:
+                return None
+            if not node.pins and node.length >= self.settings.min_tokens and _exact(node, room):
+                return node
+        return None
+
+    @property
+    def evictable(self) -> int:
+        """Bytes that go if everything goes that is not in use."""
+        return sum(node.nbytes for node in self.tree.evict_order())
 
 
 def _readable(match: Match) -> int:
@@ -336,6 +352,20 @@ def _readable(match: Match) -> int:
         if isinstance(node.payload, Live) and node.payload.holder.lost:
             return node.start
     return match.length
+
+
+def _exact(node: Node, room: int) -> bool:
+    """Whether it has exact rows at rest, which take at most `room` bytes to copy."""
+    payload = node.payload
+    if isinstance(payload, Live):
+        holder = payload.holder
+        return holder.parked and sum(n.rows_bytes for n in holder.nodes()) <= room and _plain(holder)
+    return isinstance(payload, Owned) and payload.exact and payload.nbytes <= room
+
+
+def _plain(holder: Holder) -> bool:
+    layers, _ = holder.locate()
+    return not any(isinstance(r, PackedRows) for r in layers.rows)
 
 
 def _pieces(match: Match, length: int) -> list[tuple[Node, int]]:

@@ -1,5 +1,5 @@
-"""Moving what a sequence computed between layers and the prefix cache. Engine thread only; nothing but `convert`
-evaluates.
+"""Moving what a sequence computed between layers and the prefix cache. Engine thread only; only `convert` and
+`shrink` evaluate.
 
 Rows of layers that keep all tokens travel by position, packed ones as they are. Recurrent layers, and the last exact
 rows of windowed and packed ones, travel as a `Snapshot` of one position, because those of earlier positions are gone.
@@ -101,28 +101,40 @@ def _restore(layers: Layers, held: Snapshot, length: int) -> None:
         r.place(0, 0, keys[:, :, :n], values[:, :, :n])
 
 
-def convert(layers: Layers, row: int, fresh: Layers) -> None:
-    """Copy one sequence into empty layers of the same model in another format; evaluated layer by layer.
+def convert(layers: Layers, fresh: Sequence[Layers]) -> None:
+    """Move the sequences of `layers`, row by row, into empty ones of the same model in another format.
 
-    A sequence that is alone in its layers leaves them empty, so that no more than one layer is held twice; they must
-    not be used any more. What was packed is packed again from what packing had left of it.
+    Evaluated layer by layer. `layers` are left empty, so that no more than one layer is held twice; they must not be
+    used any more. What was packed is packed again from what packing had left of it.
     """
-    length, alone = layers.lengths[row], layers.num_rows == 1
-    for columns in fresh.columns.values():
-        assert isinstance(columns, SoloColumns)
-        columns.start_at(length)
-    for state, line in zip(fresh.states, layers.state_of(row), strict=True):
-        state.cache = line
-    for old, new in zip(layers.rows, fresh.rows, strict=True):
-        if length and new.columns.window is None:
-            new.put(0, *old.read(row, 0, length))
-        if length and new.columns.partial:
-            held = held_columns(old.columns, row)
-            n, _ = new.columns.needed(length, len(held))
-            assert isinstance(new.columns, SoloColumns)
-            new.columns.first = length - n
-            new.place(0, 0, *(cut_columns(a, row, held[len(held) - n :]) for a in (old.keys, old.values)))
-        mx.eval(new.arrays())
-        if alone:
-            old.release()
-    fresh.set_length(length)
+    for row, new in enumerate(fresh):
+        for columns in new.columns.values():
+            assert isinstance(columns, SoloColumns)
+            columns.start_at(layers.lengths[row])
+        for state, line in zip(new.states, layers.state_of(row), strict=True):
+            state.cache = line
+    for number, old in enumerate(layers.rows):
+        for row, new in enumerate(fresh):
+            _convert_layer(old, row, new.rows[number], layers.lengths[row])
+        mx.eval([new.rows[number].arrays() for new in fresh])
+        old.release()
+    for row, new in enumerate(fresh):
+        new.set_length(layers.lengths[row])
+
+
+def _convert_layer(old: Rows, row: int, new: Rows, length: int) -> None:
+    if length and new.columns.window is None:
+        new.put(0, *old.read(row, 0, length))
+    if length and new.columns.partial:
+        held = held_columns(old.columns, row)
+        n, _ = new.columns.needed(length, len(held))
+        assert isinstance(new.columns, SoloColumns)
+        new.columns.first = length - n
+        new.place(0, 0, *(cut_columns(a, row, held[len(held) - n :]) for a in (old.keys, old.values)))
+
+
+def shrink(layers: Layers) -> None:
+    """Give back the row slots of sequences that have left; evaluated layer by layer."""
+    for r in layers.rows:
+        r.shrink(layers.num_rows)
+        mx.eval(r.arrays())

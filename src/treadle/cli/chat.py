@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from treadle.cli import options
 from treadle.cli.generate import show
+from treadle.cli.images import image_part, split_files
 from treadle.config import Config
 from treadle.errors import BadRequest, ContextLengthExceeded, TreadleError
 
 if TYPE_CHECKING:
     from treadle.cli.session import Session
 
-HELP = "/exit or Ctrl-D ends, /clear forgets the conversation, Ctrl-C stops a reply."
+HELP = (
+    "/exit or Ctrl-D ends, /clear forgets the conversation, Ctrl-C stops a reply; "
+    "image files named in a message are shown to a model that sees."
+)
 Message = dict[str, Any]
 
 
@@ -25,6 +33,9 @@ def chat(
     top_p: options.TopP = None,
     top_k: options.TopK = None,
     seed: options.Seed = None,
+    image: Annotated[
+        list[Path] | None, typer.Option(help="An image file for the first message; repeat it for several.")
+    ] = None,
     context_length: options.ContextLength = options.DEFAULTS["context_length"],
     memory_limit_gb: options.MemoryLimit = options.DEFAULTS["memory_limit_gb"],
 ) -> None:
@@ -33,6 +44,8 @@ def chat(
     treadle chat
 
     treadle chat ./my-model --system "Answer in one sentence." --temperature 0
+
+    treadle chat ./my-vision-model --image photo.jpg
     """
     from treadle.cli.session import opened
 
@@ -47,14 +60,17 @@ def chat(
     with opened(config) as session:
         _line_editing()
         _note(f"{session.model.name}, context {session.model.caps.context_length} tokens. {HELP}")
-        Conversation(session, system, values).run()
+        Conversation(session, system, values, image or ()).run()
 
 
 class Conversation:
     """The messages so far, and what each line that is typed does to them."""
 
-    def __init__(self, session: Session, system: str | None, values: dict[str, Any]) -> None:
+    def __init__(
+        self, session: Session, system: str | None, values: dict[str, Any], images: Sequence[Path] = ()
+    ) -> None:
         self._session = session
+        self._images = list(images)  # for the next message
         self._values = values
         self._first: list[Message] = [] if system is None else [{"role": "system", "content": system}]
         self.messages: list[Message] = list(self._first)
@@ -82,9 +98,20 @@ class Conversation:
         elif line.startswith("/") and " " not in line:
             _note(f"There is no command {line}. {HELP}")
         elif line:
-            self._answer(line)
+            self._say(line)
 
-    def _answer(self, line: str) -> None:
+    def _say(self, line: str) -> None:
+        """A message, with the image files that it names or that wait for it."""
+        text, named = split_files(line)
+        files, self._images = [*self._images, *named], []
+        try:
+            parts = [image_part(file) for file in files]
+        except OSError as error:
+            _note(f"{error.filename} cannot be read: {error.strerror}.")
+            return
+        self._answer([*parts, {"type": "text", "text": text}] if parts else line)
+
+    def _answer(self, content: str | list[Message]) -> None:
         """Stream a reply. What was shown of a stopped one is kept, a refused message is not."""
         pieces: list[str] = []
 
@@ -92,7 +119,7 @@ class Conversation:
             pieces.append(text)
             show(text)
 
-        self.messages.append({"role": "user", "content": line})
+        self.messages.append({"role": "user", "content": content})
         try:
             self._session.chat({"messages": self.messages, **self._values}, both, _think)
         except KeyboardInterrupt:
@@ -101,8 +128,12 @@ class Conversation:
             self.messages.pop()
             _note(f"{error.message} /clear starts afresh.")
             return
-        except BadRequest:
-            raise  # an option or the model itself: it would fail each time
+        except BadRequest as error:
+            if isinstance(content, str):
+                raise  # an option or the model itself: it would fail each time
+            self.messages.pop()
+            _note(error.message)
+            return
         except TreadleError as error:
             self.messages.pop()
             _note(error.message)

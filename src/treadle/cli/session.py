@@ -81,6 +81,7 @@ class Session:
             max_tokens=body.limit,
             stop_ids=model.stop_ids,
             boundaries=prompt.boundaries,
+            spans=prompt.spans,
         )
         stream = self._engine.submit(request)
         made = events(aiter(stream), ReplyStream(model.tokenizer, body.stop, prompt.form), stream.abort)

@@ -20,7 +20,8 @@ from treadle.models.capabilities import new_layers
 from treadle.models.load import LoadedModel
 from treadle.speculate.calibrate import Calibration, calibrate
 from treadle.speculate.draft_model import DraftModel
-from treadle.types import Caps, LayerKind
+from treadle.types import Caps, Drafting, LayerKind
+from treadle.vision.sight import Sight
 
 MARKERS = ("pad", "image", "img", "vision", "video", "audio")  # in the names of ids that no reply continues with
 _measured: dict[str, Calibration] = {}
@@ -37,6 +38,7 @@ def build_loop(loaded: LoadedModel, config: Config, ledger: Ledger, store: Store
         Reuse(store, loaded.caps, config.checkpoint_every, loaded.revision),
         grammars=partial(grammars_of, loaded.tokenizer, loaded.caps.vocab_size, loaded.stop_ids),
         speculation=_speculation(loaded, config, store),
+        sight=None if loaded.reader is None else Sight(loaded.model, int(config.image_cache_mb * 2**20)),
     )
 
 
@@ -57,6 +59,18 @@ def _speculation(loaded: LoadedModel, config: Config, store: Store | None) -> Sp
         noise=calibration.noise,
         barred=barred_ids(loaded.tokenizer, loaded.stop_ids),
     )
+
+
+def drafting(loaded: LoadedModel, config: Config) -> Drafting:
+    """What speculation is in force with these settings."""
+    if config.speculation == "off":
+        return Drafting(why="It is switched off.")
+    if not can_go_back(loaded.caps):
+        return Drafting(why="This model keeps a cache of its own that cannot take refused drafts back.")
+    sources = ["lookup"] if config.speculation in ("auto", "lookup") else []
+    if loaded.draft is not None:
+        return Drafting((*sources, "draft", "forced"), loaded.draft.name)
+    return Drafting((*sources, "forced"))
 
 
 def can_go_back(caps: Caps) -> bool:

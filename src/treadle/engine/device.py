@@ -32,6 +32,14 @@ def memory_limit(config: Config, facts: DeviceFacts) -> int:
     return max(min(facts.working_set_bytes, facts.memory_bytes - left), facts.memory_bytes // 4)
 
 
+def reserve_of(facts: DeviceFacts, free: int) -> int:
+    """Bytes that the system is to keep free, of `free` that it has now. Less than that is pressure.
+
+    A quarter of what the limit leaves to it: that has to do for other programs, which take a part of it.
+    """
+    return min(max(LEAST_LEFT, int(LEFT_SHARE * facts.memory_bytes)), free) // 4
+
+
 def claim(config: Config) -> int:
     """Set MLX's limits for this process and return the memory limit in bytes."""
     facts = device_facts()

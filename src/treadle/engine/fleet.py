@@ -8,9 +8,12 @@ and where draining takes longer than `model_wait_s` the load is given up instead
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import logging
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from treadle.config import Config
 from treadle.engine.slot import Slot
@@ -20,6 +23,8 @@ from treadle.models.recipe import Prepared, Recipe
 
 log = logging.getLogger("treadle.engine")
 
+T = TypeVar("T")
+FILES_THREAD = "treadle-files"
 LOOK_S = 0.01  # how often a load that waits for others looks at them
 IDLE_LOOKS = 10  # looks at idle models within their idle time
 SPARE_SHARE = 1 / 16  # of the memory limit that is left for requests where unloading can do that
@@ -57,7 +62,7 @@ class Fleet:
             async with self._turn:
                 await self._thread.claimed()
                 if slot.resident is None:
-                    await self._load(slot, await asyncio.to_thread(slot.recipe.prepare))
+                    await self._load(slot, await apart(slot.recipe.prepare))
         except (LoadError, ConfigError) as error:
             slot.failed(error.message)
             raise NotReady(error.message, code=error.code) from error
@@ -70,15 +75,21 @@ class Fleet:
             raise NotReady(reason) from error
 
     async def _load(self, slot: Slot, prepared: Prepared) -> None:
+        if prepared.lighter is not None and prepared.num_bytes > self._most:
+            prepared = prepared.lighter
         await self._make_room(prepared.num_bytes, slot)
         began = time.monotonic()
         slot.became(await self._thread.open(prepared.load, slot.recipe.config, prepared.num_bytes))
         log.info("Loaded %s: %.2f GB in %.1f s.", slot.name, slot.num_bytes / 1e9, time.monotonic() - began)
 
+    @property
+    def _most(self) -> int:
+        """Bytes of weights that one model may have at all."""
+        return self._thread.limit - sum(other.num_bytes for other in self.slots if other.pinned)
+
     async def _make_room(self, num_bytes: int, slot: Slot) -> None:
         """Unload until `num_bytes` of weights fit. Raises NotReady when they do not in time, or cannot."""
-        limit = self._thread.limit
-        most = limit - sum(other.num_bytes for other in self.slots if other.pinned)
+        limit, most = self._thread.limit, self._most
         if num_bytes > most:
             raise LoadError(
                 f"The model {slot.name!r} needs about {num_bytes / 1e9:.2f} GB, but the server may use "
@@ -121,8 +132,8 @@ class Fleet:
                 if time.monotonic() > deadline:
                     raise ModelInUse(f"The model {slot.name!r} was in use for all of {self._config.model_wait_s:g} s.")
                 await asyncio.sleep(LOOK_S)
+            slot.resident = None  # from here on its loop may be gone
             await self._thread.close(resident)
-            slot.resident = None
             log.info("Unloaded %s.", slot.name)
         finally:
             slot.leaving = False
@@ -136,14 +147,17 @@ class Fleet:
             return True
 
     async def _unload_idle(self, idle_s: float) -> None:
-        """For ever: unload what nobody has used for `idle_s`."""
-        while True:
+        """As long as there is an engine: unload what nobody has used for `idle_s`."""
+        while self._thread.failure is None:
             await asyncio.sleep(idle_s / IDLE_LOOKS)
             for slot in self.slots:
                 if self._idle_for(slot) >= idle_s:
-                    async with self._turn:
-                        if self._idle_for(slot) >= idle_s:
-                            await self._drain(slot, time.monotonic())
+                    await self._unload_if_idle(slot, idle_s)
+
+    async def _unload_if_idle(self, slot: Slot, idle_s: float) -> None:
+        async with self._turn:
+            if self._idle_for(slot) >= idle_s:
+                await self._drain(slot, time.monotonic())
 
     def _idle_for(self, slot: Slot) -> float:
         """Seconds since an idle, unpinned model was used; negative for any other."""
@@ -151,3 +165,18 @@ class Fleet:
         if resident is None or slot.pinned or slot.busy:
             return -1.0
         return time.monotonic() - resident.used
+
+
+async def apart(work: Callable[[], T]) -> T:
+    """What `work` gives, from a thread that keeps no process from ending: a download may take hours."""
+    done: concurrent.futures.Future[T] = concurrent.futures.Future()
+
+    def run() -> None:
+        if done.set_running_or_notify_cancel():
+            try:
+                done.set_result(work())
+            except BaseException as error:  # it belongs to whoever waits
+                done.set_exception(error)
+
+    threading.Thread(target=run, name=FILES_THREAD, daemon=True).start()
+    return await asyncio.wrap_future(done)

@@ -33,7 +33,8 @@ class Following:
     _shadows: dict[Sequence, Sequence] = field(default_factory=dict)
 
     def begin(self, sequence: Sequence) -> None:
-        self._shadows[sequence] = Sequence(sequence.request, sequence.room, sequence.arrived)
+        if self._fits(sequence):
+            self._shadows[sequence] = Sequence(sequence.request, sequence.room, sequence.arrived)
 
     def end(self, sequence: Sequence, stop_id: int | None) -> None:
         """The sequence is over, or starts again."""
@@ -48,6 +49,20 @@ class Following:
         if sequence in self.draft.keys:
             self.draft.drop(sequence)
 
+    def give_up(self) -> None:
+        """The model failed: nothing of it is used any more, by nobody."""
+        for shadow in self._shadows.values():
+            self.reuse.forget(shadow)
+        self._shadows.clear()
+
+    def _fits(self, sequence: Sequence) -> bool:
+        """Whether the draft model's context has room for more of a sequence."""
+        return len(sequence.tokens) + LEVEL < self.draft.caps.context_length
+
+    def _part_from_long_ones(self) -> None:
+        for sequence in [s for s in self._shadows if not self._fits(s)]:
+            self.end(sequence, None)
+
     def level(self, sequence: Sequence) -> bool:
         return sequence in self.draft.keys
 
@@ -56,6 +71,9 @@ class Following:
 
     def catch_up(self, num_tokens: int) -> int:
         """Compute up to so many tokens of the first shadow that is behind; how many it were."""
+        self._part_from_long_ones()
+        if not self.lagging():
+            return 0
         sequence = next(s for s in self._shadows if s not in self.draft.keys)
         shadow = self._shadows[sequence]
         self._learn(sequence, shadow)
@@ -81,6 +99,7 @@ class Following:
     def drafts(self, wanted: Mapping[Sequence, int]) -> dict[Sequence, tuple[int, ...]]:
         """So many tokens for each of these sequences that are level. `keep` must be told what became of them."""
         began = time.perf_counter()
+        self._part_from_long_ones()
         self._part_from([s for s in self.draft.keys if self._behind(s) > FAR])
         for sequence in self.draft.keys:
             self.draft.keep(sequence, len(sequence.tokens) - 1)  # a step feeds every row something

@@ -128,7 +128,7 @@ class Group:
         if self._feed is None:
             self._feed = mx.array([int(row.tokens[-1]) for row in self.rows], mx.int32)
         self.layers.begin([1] * len(self.rows))
-        logits = self.model(self._feed[:, None], cache=self.layers.caches)[:, -1]
+        logits = self.model(self._feed[:, None], cache=self.layers.caches, **self._shifted())[:, -1]
         self.layers.end()
         nothing: tuple[Draft, ...] = ((),) * len(self.rows)
         mask = self._mask(logits, nothing)
@@ -156,7 +156,7 @@ class Group:
             line[: len(feed)] = feed
         states = self.layers.states_now()
         self.layers.begin([len(feed) for feed in feeds])
-        logits = self.model(mx.array(ids), cache=self.layers.caches)
+        logits = self.model(mx.array(ids), cache=self.layers.caches, **self._shifted())
         self.layers.end()
         logits = _lines(logits, [row.pending - 1 for row in self.rows], [len(draft) + 1 for draft in mine])
         mask = self._mask(logits, mine)
@@ -188,6 +188,11 @@ class Group:
         for i, n in surplus.items():
             flight.rows[i].computed -= n
 
+    def _shifted(self) -> dict[str, Any]:
+        """How far the rows stand from where their layers say, for models whose pictures shift what follows them."""
+        shifts = [row.shift for row in self.rows]
+        return {"shift": mx.array(shifts, mx.int32)} if any(shifts) else {}
+
     def _mask(self, logits: Any, drafts: Several[Draft]) -> NDArray[np.uint32] | None:
         """uint32 [lines, words] of the ids that may come next, made while the device computes; None: all may."""
         if not any(row.matcher for row in self.rows):
@@ -206,6 +211,7 @@ def _lines(logits: Any, starts: Several[int], counts: Several[int]) -> Any:
     """[lines, vocab]: of each row of `logits` [rows, n, vocab], `counts` lines from `starts` on, row after row."""
     if len(counts) == 1:
         return logits[0, starts[0] : starts[0] + counts[0]]
-    rows = np.repeat(np.arange(len(counts)), counts)
-    columns = np.concatenate([np.arange(a, a + n) for a, n in zip(starts, counts, strict=True)])
-    return logits[mx.array(rows), mx.array(columns)]
+    rows, width, _ = logits.shape
+    lines = [row * width + a + j for row, (a, n) in enumerate(zip(starts, counts, strict=True)) for j in range(n)]
+    logits = logits.flatten(0, 1)
+    return logits if len(lines) == rows * width else logits[mx.array(lines)]

@@ -21,5 +21,6 @@ def formatted(loaded: LoadedModel, config: Config) -> LoadedModel:
     measured = {} if found is None else found.formats
     kv, why = choose(str(config.kv_bits), measured, config.kv_group_size, config.kv_recent)
     caps = with_kv(loaded.model, loaded.caps, kv, why)
+    caps = replace(caps, kv_losses={name: one.delta_percent for name, one in measured.items()})
     log.info("%s: keys and values of %s bits: %s", loaded.name, caps.kv, caps.kv_why)
     return replace(loaded, caps=caps)

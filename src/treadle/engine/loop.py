@@ -12,23 +12,28 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Several
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
+from treadle.cache.formats import least
 from treadle.cache.layers import Layers
 from treadle.config import Config
 from treadle.engine import scheduler
+from treadle.engine.admission import make_fit
+from treadle.engine.ending import fault, refusal, sentence
 from treadle.engine.group import Flight, Group
 from treadle.engine.memory import Ledger
 from treadle.engine.reuse import Reuse
 from treadle.engine.sampling import NAN_TOKEN, score
 from treadle.engine.sequence import Emission, Sequence, Stage
 from treadle.engine.speculation import Plan, Speculation
-from treadle.grammar.compile import Grammars
-from treadle.grammar.fault import GrammarError
-from treadle.types import Batching, Caps, Finish, Footprint, Output, Request, TokenLogprob
+from treadle.grammar.compile import Grammars, no_grammars
+from treadle.types import Batching, Caps, Finish, Footprint, KvFormat, Output, Request, TokenLogprob
+from treadle.vision.sight import Sight
+from treadle.vision.spans import chunk_of
 
 log = logging.getLogger("treadle.engine")
 
@@ -37,13 +42,8 @@ SPARE_SHARE = 1 / 32  # of the memory limit that may stay in freed buffers betwe
 CLEAR_EVERY = 256  # decode steps between releases of freed buffers to the system
 
 
-def no_grammars() -> Grammars:
-    """For a loop without a tokenizer, as in offline use with bare ids."""
-    raise GrammarError("this loop has no tokenizer to compile a grammar for")
-
-
 class Loop:
-    """All sequences of one model. `new_layers` makes empty memory for one sequence.
+    """All sequences of one model. `new_layers` makes empty memory for one sequence, in a format or in the model's.
 
     `grammars` gives those of the model's vocabulary; it is asked only for requests with a constraint.
     """
@@ -53,12 +53,13 @@ class Loop:
         model: Any,
         caps: Caps,
         config: Config,
-        new_layers: Callable[[], Layers],
+        new_layers: Callable[[KvFormat | None], Layers],
         ledger: Ledger | None = None,
         reuse: Reuse | None = None,
         clock: Callable[[], float] = time.perf_counter,
         grammars: Callable[[], Grammars] = no_grammars,
         speculation: Speculation | None = None,
+        sight: Sight | None = None,
     ) -> None:
         self.model = model
         self.caps = caps
@@ -69,6 +70,8 @@ class Loop:
         self.clock = clock
         self.grammars = grammars
         self.speculation = speculation
+        self.sight = sight
+        self.open: Callable[[], bool] = lambda: True  # whether a sequence may start; `pressure.py` says when not
         self.waiting: deque[Sequence] = deque()
         self.prefilling: list[Sequence] = []
         self.groups: list[Group] = []
@@ -105,7 +108,9 @@ class Loop:
         room = self.caps.context_length - len(request.prompt)
         if request.max_tokens is not None:
             room = min(room, request.max_tokens)
-        sequence = Sequence(request, room, self.clock())
+        sequence = Sequence(request, room, self.clock(), kv=request.kv)
+        if request.spans and self.sight is not None:
+            sequence.positions, sequence.shift = self.sight.positions(request.prompt, request.spans)
         self.waiting.append(sequence)
         if room <= 0 and not request.prompt_logprobs:
             self._end(sequence, Finish.LENGTH)
@@ -138,8 +143,9 @@ class Loop:
 
     def _admit(self) -> None:
         slots = 1 if self.config.on_busy == "queue" else self.config.max_rows
-        while self.waiting and self.num_running < slots:
-            need = self.ledger.need(len(self.waiting[0].tokens), self.waiting[0].room)
+        while self.waiting and self.num_running < slots and self.open():
+            first = self.waiting[0]
+            need = make_fit(first, self.ledger, least(first.kv, self.caps, self.config.kv_bits))
             if not self.ledger.fits(need):
                 return
             sequence = self.waiting.popleft()
@@ -156,7 +162,7 @@ class Loop:
         began = self.clock()
         try:
             if self.speculation is not None and group.flight is not None and self.speculation.foresees(group):
-                self._land(group)
+                self.land(group)
                 self.speculation.landed(group)
             plan = self.speculation.plan(group) if self.speculation and group.rows and not group.flight else None
             if plan is not None:
@@ -170,7 +176,7 @@ class Loop:
         if self._steps % CLEAR_EVERY == 0:
             mx.clear_cache()
             for row in group.rows:
-                self.ledger.grow(row.id, row.computed + CLEAR_EVERY)
+                self.ledger.grow(row.id, row.computed + CLEAR_EVERY, row.kv)
             self.reuse.make_room(self.ledger.free)
 
     def _plain_step(self, group: Group, began: float) -> None:
@@ -190,7 +196,7 @@ class Loop:
             steady = flight is not None or (launched.urgent and all(r.first_token for r in launched.rows))
             self.speculation.plain(launched.rows, self.clock() - began if steady else None)
 
-    def _land(self, group: Group) -> None:
+    def land(self, group: Group) -> None:
         """Read the step under way before the next is launched."""
         flight, group.flight = group.flight, None
         if flight is not None:
@@ -227,10 +233,10 @@ class Loop:
         logprobs: list[TokenLogprob] = []
         ending: dict[str, Any] = {}
         for emission in emissions:
-            ending = _refusal(sequence, emission.token)
+            ending = refusal(sequence, emission.token)
             if not ending:
                 sequence.commit(emission.token)
-                ending = _fault(sequence)
+                ending = fault(sequence)
             if not ending:
                 tokens.append(emission.token)
                 logprobs += [] if emission.logprob is None else [emission.logprob]
@@ -248,15 +254,19 @@ class Loop:
         self.groups.remove(group)
         for sequence in group.rows:
             if len(group.rows) == 1 or sequence.retried:
-                self._end(sequence, Finish.ERROR, error=_sentence(error))
+                self._end(sequence, Finish.ERROR, error=sentence(error))
             else:
                 self.reuse.forget(sequence)
-                if self.speculation is not None:
-                    self.speculation.leave(sequence, None)
-                sequence.restart()
-                self.ledger.release(sequence.id)
+                self.requeue(sequence)
                 sequence.retried = sequence.alone = True
-                self.waiting.appendleft(sequence)
+
+    def requeue(self, sequence: Sequence) -> None:
+        """Let a sequence without layers wait again, as the first; what it has made stays."""
+        if self.speculation is not None:
+            self.speculation.leave(sequence, None)
+        sequence.restart()
+        self.ledger.release(sequence.id)
+        self.waiting.appendleft(sequence)
 
     # 3-6: prefill
 
@@ -273,15 +283,17 @@ class Loop:
         self._turn += 1
         try:
             if sequence.layers is None:
-                self.reuse.acquire(sequence, self.new_layers)
+                self.reuse.acquire(sequence, partial(self.new_layers, sequence.kv))
                 self._outputs.append(Output(sequence.id, prefilled=sequence.computed))  # what need not be computed
             n = min(self.ledger.chunk(allowance, len(sequence.tokens)), sequence.pending - 1)
             n = scheduler.aligned(sequence.computed, n, self.config.prefill_chunk)
+            n = chunk_of(sequence.request.spans, sequence.computed, self.reuse.up_to_checkpoint(sequence, n))
             self.reuse.make_room(self.ledger.free - self.ledger.activations(n, len(sequence.tokens)))
-            self._chunk(sequence, self.reuse.up_to_checkpoint(sequence, n))
+            if not self._look(sequence, n):
+                self._chunk(sequence, n)
         except Exception as error:
             log.exception("Prefill of %s failed.", sequence.id)
-            self._end(sequence, Finish.ERROR, error=_sentence(error))
+            self._end(sequence, Finish.ERROR, error=sentence(error))
 
     def _catch_up(self, allowance: int) -> None:
         """Let the draft model read a chunk of what a running sequence consists of."""
@@ -289,6 +301,14 @@ class Loop:
             began = self.clock()
             n = self.speculation.catch_up(allowance)
             self.pacer.prefilled(max(n, 1), self.clock() - began, bool(self.groups))
+
+    def _look(self, sequence: Sequence, n: int) -> bool:
+        """Encode one picture that the next chunk shows, as this turn's work; whether there was one."""
+        seconds = 0.0 if self.sight is None else self.sight.look(sequence, n)
+        sequence.vision_s += seconds
+        if seconds:
+            self.pacer.paused(seconds, bool(self.groups))
+        return seconds > 0
 
     def _chunk(self, sequence: Sequence, n: int) -> None:
         assert sequence.layers is not None
@@ -309,10 +329,11 @@ class Loop:
     def _forward(self, sequence: Sequence, layers: Layers, n: int) -> tuple[TokenLogprob, ...]:
         """Compute the rows of the next `n` tokens. Logits are made only to score the tokens behind them, if asked."""
         ids = sequence.tokens[sequence.computed : sequence.computed + n].astype(np.int32)
+        seen = self.sight.given(sequence, n) if self.sight is not None and sequence.request.spans else {}
         others = mx.get_active_memory() - layers.nbytes
         mx.reset_peak_memory()
         layers.begin([n])
-        logits = self.model(mx.array(ids)[None], cache=layers.caches)[0]
+        logits = self.model(mx.array(ids)[None], cache=layers.caches, **seen)[0]
         layers.end()
         following = sequence.tokens[sequence.computed + 1 : min(sequence.computed + n + 1, sequence.num_prompt)]
         scored = score(logits, following, sequence.request.sampling) if sequence.request.prompt_logprobs else ()
@@ -344,19 +365,13 @@ class Loop:
             return False
         if self.caps.batching is Batching.DECODE and any(row.pending > 1 for row in group.rows):
             return False  # what was taken back is computed again in one step of several tokens
+        if (group.rows[0].kv, group.rows[0].request.kv) != (sequence.kv, sequence.request.kv):
+            return False  # one format for all, and all or none may be packed when memory is short
         return scheduler.fits_together([row.computed for row in group.rows], sequence.computed)
 
-    # 8: one exit for all
-
-    def _end(self, sequence: Sequence, finish: Finish, **made: Any) -> None:
-        """Take a sequence out of wherever it is and report its end."""
-        if finish is Finish.ERROR:
-            self.reuse.forget(sequence)
-        else:
-            self.reuse.release(sequence, made.get("stop_id"))
+    def take_out(self, sequence: Sequence) -> None:
+        """Of wherever it is."""
         if sequence.stage is Stage.DECODE:
-            if self.speculation is not None:
-                self.speculation.end(sequence, made.get("stop_id"))
             group = next((g for g in self.groups if sequence in g.rows), None)
             if group is not None:
                 group.drop(sequence)
@@ -366,25 +381,19 @@ class Loop:
             self.prefilling.remove(sequence)
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
+
+    # 8: one exit for all
+
+    def _end(self, sequence: Sequence, finish: Finish, **made: Any) -> None:
+        """Take a sequence out of wherever it is and report its end."""
+        if finish is Finish.ERROR:
+            self.reuse.forget(sequence)
+        else:
+            self.reuse.release(sequence, made.get("stop_id"))
+        if sequence.stage is Stage.DECODE and self.speculation is not None:
+            self.speculation.end(sequence, made.get("stop_id"))
+        self.take_out(sequence)
         self.ledger.release(sequence.id)
         sequence.stage, sequence.finish, sequence.layers = Stage.DONE, finish, None
         sequence.stop_id, sequence.matcher = made.get("stop_id"), None
         self._outputs.append(Output(sequence.id, finish=finish, usage=sequence.usage(self.clock()), **made))
-
-
-def _fault(sequence: Sequence) -> dict[str, Any]:
-    return {"finish": Finish.ERROR, "error": sequence.fault} if sequence.fault else {}
-
-
-def _refusal(sequence: Sequence, token: int) -> dict[str, Any]:
-    """How the sequence ends instead of taking a drawn token; empty if it takes it."""
-    if token == NAN_TOKEN:
-        return {"finish": Finish.ERROR, "error": "The model produced values that are not numbers."}
-    if token in sequence.request.stop_ids and not sequence.fault:
-        return {"finish": Finish.STOP, "stop_id": token}
-    return _fault(sequence)
-
-
-def _sentence(error: Exception) -> str:
-    first = next(iter(str(error).splitlines()), "")
-    return f"The engine failed on this request ({type(error).__name__}: {first})."

@@ -7,8 +7,10 @@ up what running sequences may still need, and only what could not even fit alone
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from treadle.errors import MemoryRefused
-from treadle.types import Footprint
+from treadle.types import Footprint, KvFormat
 
 FORESEEN = 2048  # generated tokens that an open-ended request is counted for at first
 LEAST_CHUNK = 16
@@ -18,11 +20,20 @@ class Ledger:
     """Bytes promised to running sequences, under `limit`; `base` is taken before any (weights and the like).
 
     `peers`: the ledgers of all models of the process, which share the limit. This one joins them until `close`.
+    `formats`: the footprints of sequences whose rows have another form than the model's, by its name.
     """
 
-    def __init__(self, footprint: Footprint, base: int, limit: int, peers: list[Ledger] | None = None) -> None:
+    def __init__(
+        self,
+        footprint: Footprint,
+        base: int,
+        limit: int,
+        peers: list[Ledger] | None = None,
+        formats: Mapping[str, Footprint] | None = None,
+    ) -> None:
         self.peers = [] if peers is None else peers
         self.footprint = footprint
+        self.formats = formats or {}
         self.base = base
         self.limit = limit
         self.correction = 1.0  # measured activations / estimated, at least 1
@@ -42,13 +53,22 @@ class Ledger:
         """Bytes of the weights and of what was promised."""
         return self.base + self.promised
 
-    def need(self, num_prompt: int, room: int) -> int:
-        """Bytes for a request: its rows, and the smallest chunk over its whole prompt."""
-        return self.footprint.rows(num_prompt + min(room, FORESEEN)) + self.activations(LEAST_CHUNK, num_prompt)
+    def rows(self, num_tokens: int, kv: KvFormat | None = None) -> int:
+        """Bytes of so many tokens in a format; None: the model's."""
+        return (self.footprint if kv is None else self.formats.get(str(kv), self.footprint)).rows(num_tokens)
 
-    def check(self, num_prompt: int, room: int) -> None:
+    def need(self, num_prompt: int, room: int, kv: KvFormat | None = None) -> int:
+        """Bytes for a request: its rows, and the smallest chunk over its whole prompt."""
+        return self.rows(num_prompt + min(room, FORESEEN), kv) + self.activations(LEAST_CHUNK, num_prompt)
+
+    @property
+    def most(self) -> int:
+        """Bytes that there are beside the weights of all models."""
+        return self.limit - sum(ledger.base for ledger in tuple(self.peers))
+
+    def check(self, num_prompt: int, room: int, kv: KvFormat | None = None) -> None:
         """Raises MemoryRefused when the request cannot fit even alone."""
-        need, most = self.need(num_prompt, room), self.limit - sum(ledger.base for ledger in tuple(self.peers))
+        need, most = self.need(num_prompt, room, kv), self.most
         if need > most:
             raise MemoryRefused(
                 f"This request needs about {_gb(need)} of memory, but the server may use {_gb(max(most, 0))} "
@@ -62,10 +82,10 @@ class Ledger:
     def promise(self, id: str, need: int) -> None:
         self._promised[id] = need
 
-    def grow(self, id: str, num_tokens: int) -> None:
+    def grow(self, id: str, num_tokens: int, kv: KvFormat | None = None) -> None:
         """A sequence became longer than it was counted for. One that ended meanwhile stays released."""
         if id in self._promised:
-            self._promised[id] = max(self._promised[id], self.footprint.rows(num_tokens))
+            self._promised[id] = max(self._promised[id], self.rows(num_tokens, kv))
 
     @property
     def free(self) -> int:

@@ -9,18 +9,20 @@ import mlx.core as mx
 
 from treadle.cache.store import Store
 from treadle.engine.loop import Loop
+from treadle.engine.pressure import Pressure
 from treadle.metrics.gauges import CacheGauge, Gauges, MemoryGauge, SequenceGauge
 from treadle.metrics.snapshot import DeviceCard
 from treadle.runtime import DeviceFacts, device_facts
 
 
-def observe(limit: int, store: Store | None, loops: Mapping[str, Loop]) -> Gauges:
+def observe(limit: int, store: Store | None, loops: Mapping[str, Loop], pressure: Pressure) -> Gauges:
     """Everything that is read and not counted, now. `limit` is the memory limit in bytes; loops by model."""
     device = facts()
     speculating = {name: loop.speculation for name, loop in loops.items() if loop.speculation is not None}
     return Gauges(
         device=DeviceCard(device.name, device.backend, device.memory_bytes, device.versions),
         memory=MemoryGauge(limit, mx.get_active_memory(), mx.get_peak_memory(), mx.get_cache_memory()),
+        pressure=pressure.gauge(),
         cache=None if store is None else cache_gauge(store),
         sequences=tuple(
             SequenceGauge(sequence.id, sequence.stage.value, sequence.computed, sequence.cached)

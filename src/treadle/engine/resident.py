@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from treadle.cache.formats import least
 from treadle.config import Config
 from treadle.engine.memory import Ledger
 from treadle.engine.stream import Stream
 from treadle.errors import BadRequest, ContextLengthExceeded, QueueFull
-from treadle.types import Request
+from treadle.types import Drafting, Request
 
 if TYPE_CHECKING:
     from treadle.engine.loop import Loop
@@ -35,6 +36,7 @@ class Resident:
         loop: Loop,
         thread: EngineThread,
         revisions: Set[str],
+        drafting: Drafting,
     ) -> None:
         self.model = model
         self.revisions = frozenset(revisions)  # of the prefixes that it may have in the cache
@@ -43,6 +45,7 @@ class Resident:
         self.loop = loop
         self.used = time.monotonic()  # when it last began or ended something
         self._thread = thread
+        self._drafting = drafting
         self._streams: set[str] = set()
         self._holds = 0
 
@@ -50,6 +53,15 @@ class Resident:
     def busy(self) -> bool:
         """Whether something runs, waits or is about to be submitted."""
         return bool(self._streams or self._holds)
+
+    @property
+    def drafting(self) -> Drafting:
+        """What speculation is in force."""
+        speculation = self.loop.speculation
+        fault = "" if speculation is None else speculation.fault
+        if not fault:
+            return self._drafting
+        return Drafting(tuple(s for s in self._drafting.sources if s != "draft"), None, fault)
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -67,15 +79,17 @@ class Resident:
         caps = self.model.caps
         self._thread.check()
         _check(request, caps.vocab_size, caps.context_length)
+        if request.spans and self.model.reader is None:
+            raise BadRequest("This model cannot see images.", param="messages")
         rows = 1 if self.config.on_busy == "queue" else self.config.max_rows
         if len(self._streams) >= rows + self.config.max_waiting:
             raise QueueFull(f"{len(self._streams)} requests are running or waiting already; try again shortly.")
         if request.id in self._thread.streams:
             raise BadRequest(f"The request id {request.id!r} is in use.", param="id")
-        self.ledger.check(
-            len(request.prompt),
-            caps.context_length - len(request.prompt) if request.max_tokens is None else request.max_tokens,
-        )
+        if request.kv is not None and not request.kv.exact and caps.kv_fault is not None:
+            raise BadRequest(f"This model's rows are exact only: {caps.kv_fault}.", param="kv_bits")
+        room = caps.context_length - len(request.prompt) if request.max_tokens is None else request.max_tokens
+        self.ledger.check(len(request.prompt), room, least(request.kv, caps, self.config.kv_bits) or request.kv)
         stream = Stream(request.id, self)
         self._streams.add(request.id)
         self._thread.submit(stream, request)
@@ -90,6 +104,15 @@ class Resident:
         self.used = time.monotonic()
 
 
+def _check_spans(request: Request) -> None:
+    """Pictures follow one another, and the last token, from which the reply goes on, is in none."""
+    edges = [edge for span in request.spans for edge in (span.start, span.end)]
+    if edges != sorted(edges) or any(span.start == span.end for span in request.spans):
+        raise BadRequest("Images of a prompt must not overlap.", param="messages")
+    if edges[0] < 0 or edges[-1] >= len(request.prompt):
+        raise BadRequest("An image must not be the end of a prompt.", param="messages")
+
+
 def _check(request: Request, vocab_size: int, context_length: int) -> None:
     """MLX does not check bounds, so every id is checked here once more."""
     prompt = request.prompt
@@ -99,6 +122,8 @@ def _check(request: Request, vocab_size: int, context_length: int) -> None:
         raise BadRequest(f"Token ids must lie between 0 and {vocab_size - 1}.", param="prompt")
     if len(prompt) >= context_length:
         raise ContextLengthExceeded(len(prompt), context_length)
+    if request.spans:
+        _check_spans(request)
     for token, _ in request.sampling.logit_bias:
         if not 0 <= token < vocab_size:
             raise BadRequest(f"logit_bias has the id {token}, but ids end at {vocab_size - 1}.", param="logit_bias")

@@ -26,6 +26,7 @@ from treadle.config import Config
 from treadle.engine.sequence import Sequence
 from treadle.runtime import device_facts
 from treadle.types import CacheReport, Caps, LayerKind
+from treadle.vision.spans import outside
 
 log = logging.getLogger("treadle.cache")
 
@@ -45,7 +46,7 @@ class Reuse:
         self.note = "This model keeps a cache of its own that cannot be cut, so no prefix is reused." if foreign else ""
         self.revision = revision
         self.kv = caps.kv
-        self.snapshots = not self.kv.exact or any(kind is not LayerKind.ROWS for kind in caps.layers)
+        self._partial = any(kind is not LayerKind.ROWS for kind in caps.layers)
         self.checkpoint_every = checkpoint_every
         self._common: dict[tuple[str, str], int] = {}
 
@@ -71,8 +72,9 @@ class Reuse:
     def _lease(self, sequence: Sequence, fresh: Layers) -> None:
         assert self.store is not None
         fresh.reserve(sequence.pending)
-        key = (self.revision, sequence.request.cache_salt, *(() if self.kv.exact else (repr(self.kv),)))
-        lease = self.store.acquire(key, sequence.tokens, fresh, self._positions(sequence))
+        kv = sequence.kv or self.kv
+        key = (self.revision, sequence.request.cache_salt, *(() if kv.exact else (repr(kv),)))
+        lease = self.store.acquire(key, sequence.keys, fresh, self._positions(sequence))
         sequence.holder, sequence.layers, sequence.computed = lease.holder, lease.layers, lease.length
         layers = lease.layers
         lease.holder.locate = lambda: (layers, 0)
@@ -84,7 +86,7 @@ class Reuse:
         if self.store is None:
             return False
         begun = [s for s in prefilling if s.layers is not None]
-        same = [s for s in begun if s.request.cache_salt == sequence.request.cache_salt]
+        same = [s for s in begun if (s.request.cache_salt, s.kv) == (sequence.request.cache_salt, sequence.kv)]
         return any(self._shared(sequence, s) - s.computed >= WORTH_WAITING for s in same)
 
     def _shared(self, a: Sequence, b: Sequence) -> int:
@@ -92,7 +94,7 @@ class Reuse:
         if key not in self._common:
             if len(self._common) > 4096:
                 self._common.clear()
-            self._common[key] = agreement(a.tokens, b.tokens)
+            self._common[key] = agreement(a.keys, b.keys)
         return self._common[key]
 
     def up_to_checkpoint(self, sequence: Sequence, n: int) -> int:
@@ -101,18 +103,22 @@ class Reuse:
         return n if due is None else min(n, due - sequence.computed)
 
     def _next_checkpoint(self, sequence: Sequence) -> int | None:
-        if self.store is None or not self.snapshots:
+        if self.store is None or not self._needs_snapshots(sequence):
             return None
         positions = self._positions(sequence)
         i = bisect_right(positions, sequence.computed)
         return positions[i] if i < len(positions) else None
+
+    def _needs_snapshots(self, sequence: Sequence) -> bool:
+        return self._partial or not (sequence.kv or self.kv).exact
 
     def _positions(self, sequence: Sequence) -> list[int]:
         """Where checkpoints are due in a prompt: its last turns, every so many tokens, and before its last token."""
         last = sequence.num_prompt - 1
         regular = range(self.checkpoint_every, last, self.checkpoint_every)
         turns = [b for b in sequence.request.boundaries[-MOST_TURNS:] if 0 < b < last]
-        return sorted({*regular, *turns, last})
+        due = {outside(sequence.request.spans, position) for position in (*regular, *turns)}
+        return sorted({*due, last} - {0})
 
     def publish(self, sequence: Sequence) -> None:
         """After a chunk: let others use it, and take the checkpoint that is due."""
@@ -122,8 +128,8 @@ class Reuse:
                 self.forget(sequence)
 
     def _publish(self, store: Store, holder: Holder, sequence: Sequence) -> None:
-        store.publish(holder, sequence.tokens[: sequence.computed])
-        if self.snapshots and sequence.computed in self._positions(sequence):
+        store.publish(holder, sequence.keys[: sequence.computed])
+        if self._needs_snapshots(sequence) and sequence.computed in self._positions(sequence):
             store.checkpoint(holder)
         store.keep()
 
@@ -132,7 +138,7 @@ class Reuse:
         if self.store is None or sequence.holder is None:
             return
         holder, store = sequence.holder, self.store
-        ids = sequence.tokens if stop_id is None else np.append(sequence.tokens, stop_id)
+        ids = sequence.keys if stop_id is None else np.append(sequence.keys, stop_id)
         if self._tried("release", lambda: store.release(holder, ids[: sequence.computed])):
             sequence.holder = None  # its pin is gone
             self._tried("eviction", store.keep)

@@ -221,8 +221,10 @@ def _expanded(mask: NDArray[np.uint32], vocab_size: int) -> Any:
 
 
 def _scattered(base: Any, index: Any, values: Any) -> Any:
-    base[index] = values
-    return base
+    """A copy with other values at `index`; `base` stays as it is."""
+    changed = mx.array(base)
+    changed[index] = values
+    return changed
 
 
 def _counted(counts: tuple[Any, Any], token: Any) -> tuple[Any, Any]:

@@ -82,6 +82,10 @@ class Pacer:
         speed = num_tokens / max(seconds, 1e-6)
         if num_tokens >= MIN_CHUNK or self._speed is None:
             self._speed = speed if self._speed is None else 0.7 * self._speed + 0.3 * speed
+        self.paused(seconds, decoding)
+
+    def paused(self, seconds: float, decoding: bool) -> None:
+        """Running streams waited so long for a chunk, or for other work on a prompt."""
         self._owed_s = seconds * (1 - self.share) / self.share if decoding else 0.0
         self._steps = 0 if decoding else MIN_STEPS
 

@@ -15,7 +15,9 @@ from treadle.cache.layers import Layers
 from treadle.cache.segments import Holder
 from treadle.grammar.matcher import Matcher
 from treadle.speculate.speculator import Speculator
-from treadle.types import Finish, Ids, Request, TokenLogprob, Usage
+from treadle.types import Finish, Ids, KvFormat, Request, TokenLogprob, Usage
+from treadle.vision.positions import Positions
+from treadle.vision.spans import key_ids
 
 
 class Stage(Enum):
@@ -40,9 +42,15 @@ class Sequence:
     retried: bool = False  # computed once more after a fault in a shared step
     alone: bool = False  # must not share a step: it was in one that failed
     cached: int = 0
+    kv: KvFormat | None = None  # how its rows are held; None: as its model's are
+    preempted: bool = False  # its memory was taken once already
+    positions: Positions | None = None  # of the prompt, where they are not the places in it; see `vision/positions.py`
+    looked: int = 0  # pictures that were encoded for it ahead of the chunk that shows them
+    shift: int = 0  # how far a token behind the prompt stands from its place
     started: float | None = None
     first_token: float | None = None
     prefill_s: float = 0.0
+    vision_s: float = 0.0
     finish: Finish | None = None
     stop_id: int | None = None  # the end id that was drawn
     _buffer: Ids = field(default_factory=lambda: np.empty(0, np.int64))
@@ -60,6 +68,11 @@ class Sequence:
     def tokens(self) -> Ids:
         """int64 [prompt + accepted], a view valid until the next commit."""
         return self._buffer[: self._length]
+
+    @property
+    def keys(self) -> Ids:
+        """int64 [prompt + accepted]: what the prefix cache knows the tokens by; pictures by their content."""
+        return key_ids(self.tokens, self.request.spans)
 
     @property
     def num_prompt(self) -> int:
@@ -121,6 +134,7 @@ class Sequence:
             decode_s=now - first,
             drafted_tokens=0 if self.speculator is None else self.speculator.drafted,
             accepted_tokens=0 if self.speculator is None else self.speculator.accepted,
+            vision_s=self.vision_s,
         )
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from treadle.engine.resident import Resident
 from treadle.errors import NotReady, QueueFull, ShuttingDown
 from treadle.models.recipe import Recipe
-from treadle.types import Caps
+from treadle.types import Caps, Drafting
 
 if TYPE_CHECKING:
     from treadle.engine.fleet import Fleet
@@ -62,6 +62,11 @@ class Slot:
     def caps(self) -> Caps | None:
         """None until it was loaded once."""
         return None if self.facts is None else self.facts.caps
+
+    @property
+    def drafting(self) -> Drafting | None:
+        """What speculation is in force while it is loaded."""
+        return None if self.resident is None else self.resident.drafting
 
     @property
     def num_bytes(self) -> int:

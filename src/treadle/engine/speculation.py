@@ -6,20 +6,26 @@ a step costs is measured here, so that drafts are made only where they pay (`spe
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Several
 from dataclasses import dataclass
+from typing import TypeVar
 
 from treadle.engine.following import Following
 from treadle.engine.group import Flight, Group
 from treadle.engine.sequence import Emission, Sequence
 from treadle.speculate.accept import Verdict, judge
-from treadle.speculate.control import Source
+from treadle.speculate.control import PROBE_EVERY, WARM_UP, Source
 from treadle.speculate.cost import CostTable
+from treadle.speculate.experience import Experience
 from treadle.speculate.lookup import RecentReplies
 from treadle.speculate.speculator import Draft, Speculator, Terms
 from treadle.speculate.telemetry import SpeculationCounters
 from treadle.types import Batching, Caps, LayerKind
+
+log = logging.getLogger("treadle.engine")
+T = TypeVar("T")
 
 MOST_DRAFTS = 15  # per row and step: with the token before them, 16
 LONG_MATCH = 4  # tokens from which on a match is trusted more than the draft model
@@ -57,12 +63,17 @@ class Speculation:
         self.counters = SpeculationCounters()
         self.following = following
         self.noise = noise
+        self.fault = ""  # why the draft model is no longer asked
         self._caps = caps
         self._clock = clock
         self._lookup = lookup
         self._barred = barred
         self._recurrent = LayerKind.STATE in caps.layers
         self._replies = RecentReplies(REPLY_TOKENS, barred)
+        self._experience = Experience(WARM_UP, PROBE_EVERY)
+        self._planning_s = 0.0
+        self._blamed: list[Sequence] = []  # rows for whose sake the device has had nothing to do since `_idle_since`
+        self._idle_since = 0.0
         self._sources: dict[Sequence, Draft] = {}
 
     # A sequence's life
@@ -73,17 +84,45 @@ class Speculation:
             return
         shared = self._replies if not sequence.request.cache_salt else None
         if sequence.speculator is None:
-            sequence.speculator = Speculator(sequence.tokens, self._barred, shared)
+            sequence.speculator = Speculator(sequence.tokens, self._barred, shared, self._experience)
         if self.following is not None:
             self.following.begin(sequence)
 
+    def leave(self, sequence: Sequence, stop_id: int | None) -> None:
+        """The sequence decodes no more: it is over, or starts again."""
+        self._tried(lambda following: following.end(sequence, stop_id), None)
+
     def end(self, sequence: Sequence, stop_id: int | None) -> None:
-        """The sequence is over, or starts again."""
-        if self.following is not None:
-            self.following.end(sequence, stop_id)
+        """The sequence is over."""
+        self.leave(sequence, stop_id)
         if sequence.speculator is not None and not sequence.request.cache_salt:
             self._replies.add(sequence.tokens[sequence.num_prompt :].tolist())
             self.counters.cooldowns += sequence.speculator.control.cooldowns
+
+    # The draft model
+
+    def catch_up(self, num_tokens: int) -> int:
+        """Let the draft model read so much of what a running sequence consists of; how many tokens it did."""
+        return self._tried(lambda following: following.catch_up(num_tokens), 0)
+
+    @property
+    def lagging(self) -> bool:
+        """Whether a running sequence has tokens that the draft model should read."""
+        return self.following is not None and self.following.lagging()
+
+    def _tried(self, run: Callable[[Following], T], otherwise: T) -> T:
+        """What the draft model says. A failure ends its use, and nobody's request."""
+        following = self.following
+        if following is None:
+            return otherwise
+        try:
+            return run(following)
+        except Exception as error:
+            log.exception("The draft model failed; going on without it.")
+            self.fault = f"The draft model failed ({type(error).__name__}: {error})."
+            self.following = None
+            following.give_up()
+            return otherwise
 
     # Before a step
 
@@ -103,12 +142,13 @@ class Speculation:
 
     def landed(self, group: Group) -> None:
         """The step that `foresees` wanted read was read."""
-        for row in group.rows:
-            if row.speculator is not None:
-                row.speculator.landed(int(row.tokens[-1]))
+        self._idle_since = self._clock()
+        rows = [row for row in group.rows if row.speculator is not None]
+        self._blamed = [row for row in rows if row.speculator.landed(int(row.tokens[-1]))]  # type: ignore[union-attr]
 
     def plan(self, group: Group) -> Plan | None:
         """The drafts of the next step; None: it is a plain one. Nothing may be under way."""
+        began = self._clock()
         pending = any(row.pending > 1 for row in group.rows)
         drafts: dict[Sequence, Draft] = {}
         if self._may(group):
@@ -125,11 +165,24 @@ class Speculation:
         if not drafts and not pending:
             return None
         longest = max(row.pending + len(drafts.get(row, NOTHING).tokens) for row in group.rows)
-        width = longest if self._recurrent else self.cost.cheapest_width(len(group.rows), longest, MOST_DRAFTS + 1)
-        return Plan(drafts, width)
+        self._planning_s = 0.0 if self.following else self._clock() - began  # the draft model's has a price of its own
+        return Plan(drafts, longest if self._recurrent else self._padded(group, longest))
+
+    def _padded(self, group: Group, longest: int) -> int:
+        """Tokens per row that make the step cheapest; none of them lies beyond the context."""
+        room = self._caps.context_length - max(row.computed for row in group.rows)
+        return self._cost_of(group.rows).cheapest_width(
+            len(group.rows), longest, max(longest, min(MOST_DRAFTS + 1, room))
+        )
 
     def _may(self, group: Group) -> bool:
-        return len(group.rows) == 1 or self._caps.batching is Batching.RAGGED
+        """Whether drafts may be made now. What plain steps cost is measured again when it was not for long."""
+        if len(group.rows) > 1 and self._caps.batching is not Batching.RAGGED:
+            return False
+        return not self._cost_of(group.rows).plain_due(len(group.rows))
+
+    def _cost_of(self, rows: Several[Sequence]) -> CostTable:
+        return self.cost.at(sum(row.computed for row in rows))
 
     def _free(self, row: Sequence, launched: int = 0) -> bool:
         """Whether a row may bring drafts."""
@@ -146,12 +199,16 @@ class Speculation:
         num_rows = len(group.rows)
         limit = min(MOST_DRAFTS, row.room - row.num_generated - 1 - launched)
         riding = num_rows - min(num_rows, max(1, group.drafting))
-        return Terms(self.cost, num_rows, riding, limit, draft_s + self._catching_up(num_rows))
+        cost = self._cost_of(group.rows)
+        surcharge = draft_s + self._catching_up(cost, num_rows)
+        return Terms(cost, num_rows, riding, limit, surcharge, not self._recurrent)
 
-    def _catching_up(self, num_rows: int) -> float:
+    def _catching_up(self, cost: CostTable, num_rows: int) -> float:
         """Seconds per draft that a recurrent model loses by computing accepted tokens again, about every other time."""
-        wide, plain = self.cost.seconds(num_rows * 4), self.cost.plain(num_rows)
-        if not self._recurrent or wide is None or plain is None:
+        if not self._recurrent:
+            return 0.0
+        wide, plain = cost.seconds(num_rows * 4), cost.plain(num_rows)
+        if wide is None or plain is None:
             return 0.0
         return max(0.0, wide - plain) / 8
 
@@ -178,10 +235,12 @@ class Speculation:
     def _add_model_drafts(self, rows: Several[Sequence], group: Group, drafts: dict[Sequence, Draft]) -> None:
         wanted = {row: n for row in rows if row not in drafts and (n := self._models(row, group))}
         if wanted:
-            assert self.following is not None
-            for row, made in self.following.drafts(wanted).items():
+            nothing: dict[Sequence, tuple[int, ...]] = {}
+            for row, made in self._tried(lambda following: following.drafts(wanted), nothing).items():
                 if tokens := self._sound(made):
                     drafts[row] = Draft(tokens, Source.DRAFT)
+                else:
+                    self._agree(row, 0)
         for row in rows:  # a match too short to be trusted before the draft model was asked
             if row not in drafts and self._follows(row):
                 draft = self._text_draft(row, group, 0)
@@ -208,7 +267,8 @@ class Speculation:
         return verdicts
 
     def settle(self, plan: Plan, flight: Flight, verdicts: Several[Verdict], seconds: float) -> None:
-        """A checked step is over. Called before its tokens are committed."""
+        """A checked step is over. Called before its tokens are committed. `seconds` since `plan`."""
+        seconds += self._planning_s
         for row, verdict in zip(flight.rows, verdicts, strict=True):
             draft = plan.drafts.get(row)
             if row.speculator is not None:
@@ -218,18 +278,32 @@ class Speculation:
                 self.counters.settled(draft.source, verdict.judged, verdict.matched)
                 self.counters.rewinds += len(draft.tokens) > verdict.kept
             self.counters.ties += verdict.tie
-            if self.following is not None:
-                agreed = verdict.kept if draft is not None and draft.source is Source.DRAFT else 0
-                self.following.keep(row, len(row.tokens) + agreed)
+            self._agree(row, verdict.kept if draft is not None and draft.source is Source.DRAFT else 0)
         with_drafts = [v.matched for row, v in zip(flight.rows, verdicts, strict=True) if row in plan.drafts]
         self.counters.verified(with_drafts, sum(v.taken for v in verdicts), seconds)
-        self.cost.observe(len(flight.rows) * max(flight.fed), seconds)
+        self._cost_of(flight.rows).observe(len(flight.rows) * max(flight.fed), seconds)
+        self._blamed, self._idle_since = list(plan.drafts), self._clock()
+
+    def _agree(self, row: Sequence, accepted: int) -> None:
+        """Tell the draft model how many of its last drafts are right."""
+        length = len(row.tokens) + accepted
+        self._tried(lambda following: following.keep(row, length), None)
 
     def plain(self, rows: Several[Sequence], seconds: float | None) -> None:
-        """A plain step of these rows is over. `seconds` None: it did not overlap with others, so it tells nothing."""
+        """A plain step of these rows is over. `seconds` None: it did not overlap with others, so it tells nothing.
+
+        Then the device had to wait until it was launched: a price of drafts just checked, or waited for in vain.
+        """
         for row in rows:
             if row.speculator is not None:
                 row.speculator.settled(None, None)
+        cost = self._cost_of(rows)
         if seconds is not None:
-            self.cost.observe_plain(len(rows), seconds)
+            cost.observe_plain(len(rows), seconds)
             self.counters.plain(len(rows), seconds)
+        elif (blamed := [row for row in self._blamed if row in rows]) and (usual := cost.plain(len(rows))):
+            share = min(1.0, (self._clock() - self._idle_since) / usual) / len(blamed)
+            for row in blamed:
+                if row.speculator is not None:
+                    row.speculator.control.lost(share)
+        self._blamed = []

@@ -23,10 +23,12 @@ from treadle.engine.stream import Stream
 from treadle.engine.turns import Turns
 from treadle.errors import LoadError, NotReady, TreadleError
 from treadle.metrics.recorder import Recorder
+from treadle.runtime import device_facts, free_memory
 from treadle.types import CacheReport, Finish, Output, Request
 
 if TYPE_CHECKING:
     from treadle.cache.store import Store
+    from treadle.engine.pressure import Pressure
     from treadle.models.load import LoadedModel
 
 log = logging.getLogger("treadle.engine")
@@ -48,6 +50,7 @@ class EngineThread:
         self._config = config
         self._recorder = recorder
         self._store: Store | None = None
+        self._pressure: Pressure  # once it runs
         self._residents: list[Resident] = []
         self._inbox: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._asked: set[concurrent.futures.Future[Any]] = set()  # those whom the thread owes an answer
@@ -167,11 +170,20 @@ class EngineThread:
             self._fail(f"The engine failed ({type(error).__name__}: {error}).")
 
     def _claim(self) -> None:
-        from treadle.engine.device import claim
+        from treadle.engine.device import claim, reserve_of
+        from treadle.engine.pressure import Pressure
         from treadle.engine.reuse import store_of
 
         self.limit = claim(self._config)
         self._store = store_of(self._config, self.limit)
+        facts, free = device_facts(), free_memory()
+        self._pressure = Pressure(
+            self.limit,
+            self._store,
+            lambda: [one.loop for one in self._residents],
+            reserve=reserve_of(facts, free),
+            available=None if facts.backend == "cuda" else free_memory,
+        )
 
     def _run(self) -> None:
         import mlx.core as mx
@@ -181,6 +193,7 @@ class EngineThread:
             self._turn_began = began = time.monotonic()
             outputs = resident.loop.step()
             took = time.monotonic() - began
+            self._pressure.relieve()
             self._turn_began = None
             self._turns.took(resident, took)
             self._running = sum(one.loop.num_running for one in self._residents)
@@ -213,6 +226,7 @@ class EngineThread:
                 if busy:
                     return True
                 self._tidy()
+                self._pressure.relieve()
                 continue
             if message is None:
                 return False
@@ -228,7 +242,7 @@ class EngineThread:
             from treadle.engine.observe import observe
 
             loops = {one.model.name: one.loop for one in self._residents}
-            self._recorder.measured(observe(self.limit, self._store, loops))
+            self._recorder.measured(observe(self.limit, self._store, loops, self._pressure))
 
     def _open(self, load: Callable[[], LoadedModel], config: Config, num_bytes: int) -> Resident:
         """The traceback of a failure would keep what was loaded: only its sentence goes on."""
@@ -249,7 +263,7 @@ class EngineThread:
     def _loaded(self, load: Callable[[], LoadedModel], config: Config, num_bytes: int) -> Resident:
         import mlx.core as mx
 
-        from treadle.engine.build import build_loop
+        from treadle.engine.build import build_loop, drafting
         from treadle.engine.kv import formatted
 
         if self._store is not None:
@@ -263,14 +277,15 @@ class EngineThread:
         used = mx.get_active_memory() - before
         if used >= self.room:
             raise LoadError(_too_large(used, self.room, self.limit))
-        ledger = Ledger(loaded.footprint, used, self.limit, self.ledgers)
+        ledger = Ledger(loaded.footprint, used, self.limit, self.ledgers, loaded.footprints)
         try:
             loop = build_loop(loaded, config, ledger, self._store)
         except BaseException:
             ledger.close()
             raise
         revisions = {one.revision for one in (loaded, loaded.draft) if one is not None}
-        resident = Resident(loaded.card, config, ledger, loop, self, revisions)
+        self._pressure.attach(loop)
+        resident = Resident(loaded.card, config, ledger, loop, self, revisions, drafting(loaded, config))
         self._residents.append(resident)
         return resident
 

@@ -45,12 +45,24 @@ class MemoryGauge:
 
 
 @dataclass(frozen=True, slots=True)
+class PressureGauge:
+    """What is done about memory that runs short; counts since the engine began."""
+
+    level: str  # calm | pack | evict | hold | preempt
+    holding: bool  # nobody is admitted
+    entered: Mapping[str, int]  # by level
+    actions: Mapping[str, int]  # by what was done
+    freed_bytes: Mapping[str, int]  # by what was done
+
+
+@dataclass(frozen=True, slots=True)
 class Gauges:
     device: DeviceCard | None = None  # None until a model is loaded
     memory: MemoryGauge | None = None
     cache: CacheGauge | None = None  # None: off
     sequences: tuple[SequenceGauge, ...] = ()
     speculation: Mapping[str, Mapping[str, Any]] | None = None  # by model; None: nothing speculates
+    pressure: PressureGauge | None = None
 
 
 @dataclass(slots=True)

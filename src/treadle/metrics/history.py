@@ -29,6 +29,7 @@ class Second:
     computed_tokens: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    vision_s: float = 0.0  # of the image encoder
     steps: int = 0  # turns in which somebody got tokens
     rows: int = 0  # sequences that did, over all of those
 
@@ -44,6 +45,7 @@ class Second:
             "decode_tokens_per_s": self.generated / elapsed,
             "cached_share": self.cached_tokens / prompt if prompt else None,
             "acceptance": self.accepted_tokens / self.drafted_tokens if self.drafted_tokens else None,
+            "vision_s": self.vision_s / elapsed if self.vision_s else None,
         }
 
 

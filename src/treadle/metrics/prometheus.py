@@ -16,11 +16,12 @@ from prometheus_client.metrics_core import (
 
 from treadle import __version__
 from treadle.metrics.counters import Counters, Histogram, ModelCounters
-from treadle.metrics.gauges import Gauges
+from treadle.metrics.gauges import Gauges, PressureGauge
 from treadle.metrics.speculation import speculation
 from treadle.metrics.stats import Reading
 
 Labels = tuple[str, ...]
+LEVELS = {"calm": 0, "pack": 1, "evict": 2, "hold": 3, "preempt": 4}
 
 
 class Exporter:
@@ -51,6 +52,8 @@ class Exporter:
         yield from _requests(read.counters)
         yield from _process(read.counters)
         yield from _memory(read.gauges, read.peak_bytes)
+        if read.gauges.pressure is not None:
+            yield from _pressure(read.gauges.pressure)
         if read.gauges.cache is not None:
             yield from _cache(read)
         if read.gauges.speculation is not None:
@@ -103,6 +106,18 @@ def _memory(gauges: Gauges, peak: int) -> Iterator[Metric]:
         yield gauge("treadle_memory_peak_bytes", "Most that was seen held on the device.", peak)
         yield gauge("treadle_memory_spare_bytes", "Freed buffers that are kept.", gauges.memory.spare)
         yield gauge("treadle_memory_limit_bytes", "What the process may use.", gauges.memory.limit)
+
+
+def _pressure(found: PressureGauge) -> Iterator[Metric]:
+    yield gauge("treadle_pressure_level", "Memory: 0 calm, 1 pack, 2 evict, 3 hold, 4 preempt.", LEVELS[found.level])
+    yield gauge("treadle_pressure_holding", "1 while no request is admitted because memory runs short.", found.holding)
+    counts = (
+        ("entered", "level", "Times that a level was reached.", found.entered),
+        ("actions", "action", "What was done about memory that runs short.", found.actions),
+        ("freed_bytes", "action", "Bytes that it freed on the device.", found.freed_bytes),
+    )
+    for name, label, about, values in counts:
+        yield counter(f"treadle_pressure_{name}", about, (label,), [((key,), n) for key, n in values.items()])
 
 
 def _cache(read: Reading) -> Iterator[Metric]:

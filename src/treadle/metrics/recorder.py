@@ -205,6 +205,7 @@ class Recorder:
         for target in (counters, self._second):
             target.drafted_tokens += usage.drafted_tokens
             target.accepted_tokens += usage.accepted_tokens
+        self._second.vision_s += usage.vision_s
         if output.usage is not None:
             counters.queue.observe(usage.queue_s)
             self._queue.add(now, usage.queue_s)

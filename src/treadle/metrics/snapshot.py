@@ -13,8 +13,8 @@ loads.
   is a second in which the process did not come to it.
 - `live[].id` is the engine's id; a request with several replies has `ID`, `ID:1`, `ID:2`. What
   `POST /v1/requests/{id}/cancel` takes is `live[].job`.
-- What is not known (yet) is null: device, memory and cache before the first model is loaded, `speculation` where
-  nothing speculates.
+- What is not known (yet) is null: device, memory, pressure and cache before the first model is loaded, `speculation`
+  where nothing speculates.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ SERIES = (
     "cache_bytes",  # held by the prefix cache on the device
     "active_bytes",  # held by the process on the device
     "acceptance",  # of the drafted tokens: accepted
+    "vision_s",  # seconds of the image encoder, of requests that ended; null: no images
 )
 
 
@@ -71,6 +72,9 @@ class ModelCard:
     weight_bytes: int  # in memory; 0 while it is not loaded
     context_length: int | None  # null: it was not loaded yet
     batching: str | None  # ragged | decode | never; null: it was not loaded yet
+    kv_bits: str | None  # of its rows: "16" (exact), "8", "4" or keys/values like "8/4"; null: it was not loaded yet
+    kv_why: str | None  # the sentence behind it
+    kv_losses: Mapping[str, float]  # by format, measured: per cent of perplexity; {}: not measured
     requests: int  # finished, since the server started
     tokens: int  # made
 
@@ -83,6 +87,17 @@ class MemoryCard:
     active_bytes: int
     peak_bytes: int  # highest active_bytes seen since the start
     spare_bytes: int  # freed buffers that MLX keeps
+
+
+@dataclass(frozen=True, slots=True)
+class PressureCard:
+    """What is done about memory that runs short."""
+
+    level: str  # calm | pack | evict | hold | preempt
+    holding: bool  # no sequence is admitted
+    entered: Mapping[str, int]  # by level: how often it was reached
+    actions: Mapping[str, int]  # remeasure | pack_idle | pack_live | evict | hold | admit | preempt | end
+    freed_bytes: Mapping[str, int]  # by action
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +188,7 @@ class FinishedRequest:
     duration_s: float
     prefill_tokens_per_s: float | None
     decode_tokens_per_s: float | None
+    vision_s: float = 0.0  # of the time to the first token, what the image encoder took
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +210,7 @@ class Stats:
     running: int
     waiting: int
     memory: MemoryCard | None
+    pressure: PressureCard | None
     cache: CacheCard | None  # null: switched off
     speculation: Mapping[str, Mapping[str, Any]] | None  # by model: the snapshot of its `SpeculationCounters`
     totals: Totals

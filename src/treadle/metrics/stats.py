@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from treadle import __version__
 from treadle.metrics.counters import Counters
@@ -14,6 +14,7 @@ from treadle.metrics.snapshot import (
     CacheCard,
     MemoryCard,
     ModelCard,
+    PressureCard,
     ServerCard,
     Stats,
     TokenTotals,
@@ -33,6 +34,9 @@ class ModelFacts:
     num_bytes: int = 0  # of its weights
     context_length: int | None = None
     batching: str | None = None
+    kv_bits: str | None = None
+    kv_why: str | None = None
+    kv_losses: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +76,7 @@ def stats(recorder: Recorder, engine: EngineFacts, since: float = 0.0) -> Stats:
         running=engine.running,
         waiting=engine.waiting,
         memory=_memory(read),
+        pressure=_pressure(read),
         cache=_cache(read),
         speculation=read.gauges.speculation,
         totals=_totals(read.counters),
@@ -94,6 +99,9 @@ def _model(facts: ModelFacts, counters: Counters) -> ModelCard:
         weight_bytes=facts.num_bytes,
         context_length=facts.context_length,
         batching=facts.batching,
+        kv_bits=facts.kv_bits,
+        kv_why=facts.kv_why,
+        kv_losses=dict(facts.kv_losses),
         requests=finished,
         tokens=made,
     )
@@ -102,6 +110,13 @@ def _model(facts: ModelFacts, counters: Counters) -> ModelCard:
 def _memory(read: Reading) -> MemoryCard | None:
     memory = read.gauges.memory
     return None if memory is None else MemoryCard(memory.limit, memory.active, read.peak_bytes, memory.spare)
+
+
+def _pressure(read: Reading) -> PressureCard | None:
+    found = read.gauges.pressure
+    if found is None:
+        return None
+    return PressureCard(found.level, found.holding, dict(found.entered), dict(found.actions), dict(found.freed_bytes))
 
 
 def _cache(read: Reading) -> CacheCard | None:

@@ -68,4 +68,5 @@ class Track:
             duration_s=round(now - self.submitted, 6),
             prefill_tokens_per_s=None if prefill is None else round(prefill, 2),
             decode_tokens_per_s=self.speed(),
+            vision_s=round(usage.vision_s, 6),
         )

@@ -17,6 +17,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import lru_cache
+from itertools import count
 from typing import Any
 
 import mlx.core as mx
@@ -27,6 +28,7 @@ from treadle.cache.layers import Rows
 from treadle.runtime import mlx_lm_module
 
 NAME = "scaled_dot_product_attention"
+LAYERS_AT_ONCE = 4
 MOST_QUERIES = 16
 MOST_UNFUSED = 128
 WARP = 32
@@ -225,9 +227,20 @@ def unfused(queries: Any, keys: Any, values: Any, scale: float) -> Any:
 
 
 def attention_over(original: Callable[..., Any]) -> Callable[..., Any]:
-    """The function that takes the place of mlx-lm's `scaled_dot_product_attention`."""
+    """The function that takes the place of mlx-lm's `scaled_dot_product_attention`.
+
+    A step of several tokens is read before the next one is built, so the device would wait while it is built: every few
+    layers what was built so far is started.
+    """
+    layers = count()
 
     def attend(queries: Any, keys: Any, values: Any, cache: Any, scale: float, mask: Any, sinks: Any = None) -> Any:
+        out = compute(queries, keys, values, cache, scale, mask, sinks)
+        if queries.shape[2] > 1 and next(layers) % LAYERS_AT_ONCE == 0:
+            mx.async_eval(out)  # type: ignore[no-untyped-call]
+        return out
+
+    def compute(queries: Any, keys: Any, values: Any, cache: Any, scale: float, mask: Any, sinks: Any) -> Any:
         n = queries.shape[2]
         if type(cache) is Rows and sinks is None and n <= MOST_UNFUSED:
             seen = _seen(cache, n, mask) if n <= MOST_QUERIES and _suits(queries, keys, cache) else None
@@ -261,10 +274,7 @@ def install(model: nn.Module) -> int:
     """Exchange attention in the modules that define the layers of `model`; returns in how many."""
     files = {type(module).__module__ for module in model.modules()}
     base: Callable[..., Any] = getattr(mlx_lm_module("models.base"), NAME)
-    count = 0
-    for name in files:
-        file = vars(sys.modules[name])
-        if file.get(NAME) is base:
-            file[NAME] = attention_over(base)
-            count += 1
-    return count
+    ours = [vars(sys.modules[name]) for name in files if vars(sys.modules[name]).get(NAME) is base]
+    for file in ours:
+        file[NAME] = attention_over(base)
+    return len(ours)

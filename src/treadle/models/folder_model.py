@@ -26,14 +26,25 @@ def load_folder(path: Path, backend: runtime.Backend, weights: WeightForm) -> tu
     Raises:
         LoadError: one sentence on what is missing, damaged or not supported.
     """
-    import mlx.core as mx
-
     utils = runtime.mlx_lm_module("utils")
     try:
         with runtime.guarded_import(f"the model in {path}"):
             model, config = utils.load_model(path, lazy=True, strict=True, get_model_classes=model_classes)
     except (FileNotFoundError, ValueError, KeyError, TypeError, RuntimeError, OSError) as error:
         raise LoadError(f"The model in {path} cannot be loaded: {_first_line(error)}") from error
+    model, dense = hold(model, path, backend, weights)
+    return model, config, dense
+
+
+def hold(model: Any, path: Path, backend: runtime.Backend, weights: WeightForm) -> tuple[Any, bool]:
+    """A lazily loaded model in the form that suits the backend, evaluated; and whether it was expanded.
+
+    Raises:
+        LoadError: the weights cannot be read.
+    """
+    import mlx.core as mx
+
+    utils = runtime.mlx_lm_module("utils")
     num_parameters = int(utils.get_total_parameters(model))
     dense = hold_dense(weights, backend, num_parameters, runtime.free_memory())
     if backend == "cpu":
@@ -44,7 +55,7 @@ def load_folder(path: Path, backend: runtime.Backend, weights: WeightForm) -> tu
         mx.eval(model.parameters())
     except RuntimeError as error:
         raise LoadError(f"The weights in {path} cannot be read: {_first_line(error)}") from error
-    return model, config, dense
+    return model, dense
 
 
 def check_folder(path: Path) -> None:
@@ -52,12 +63,20 @@ def check_folder(path: Path) -> None:
     Raises:
         LoadError: no config.json, no weights, or a model_type that is not known.
     """
+    model_classes(folder_config(path))
+
+
+def folder_config(path: Path) -> dict[str, Any]:
+    """
+    Raises:
+        LoadError: no config.json, or no weights.
+    """
     if not (path / "config.json").is_file():
         raise LoadError(f"{path} is no model folder: it has no config.json.")
     config = read_json(path / "config.json")
     if not any(path.glob("model*.safetensors")):
         raise LoadError(f"{path} has no model*.safetensors weights.")
-    model_classes(config)
+    return config
 
 
 def load_folder_tokenizer(path: Path) -> Any:

@@ -13,28 +13,39 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from treadle.cache.formats import FORMATS, parse
 from treadle.cache.layers import Layers
 from treadle.cache.packed_rows import EXACT_BITS, PackedRows
 from treadle.cache.recent_columns import BLOCK, SPARE
 from treadle.models.capabilities import footprint_of, forward, new_layers, packed_layers
 from treadle.models.packed_attention import install
-from treadle.types import EXACT, Caps, KvFormat, LayerKind
+from treadle.types import EXACT, Caps, Footprint, KvFormat, LayerKind
 
 PROMPT = 2 * BLOCK + 9  # tokens of the trial: the queries of one step have several edges
 TAIL = 2
+LEAST = KvFormat(4, 4)
 TOLERANCE = {True: 0.01, False: 0.08}  # share of the logits' spread, for float32 rows and others
 
 
 def with_kv(model: Any, caps: Caps, kv: KvFormat, why: str) -> Caps:
-    """`caps` with the format that the model can really have, the bits of each kind of layer, and its footprint."""
-    fault = None if kv.exact else _fault(model, caps)
-    if kv.exact or fault is not None:
-        why = why if fault is None else f"exact, because {fault}"
+    """`caps` with the format that the model can really have, the bits of each kind of layer, and its footprint.
+
+    Packed rows are tried for exact ones too: a request may ask for them, and memory may run short.
+    """
+    fault = _fault(model, caps)
+    layers = None if fault is not None else _begun(model, caps, LEAST if kv.exact else kv)
+    if layers is not None and kv.exact and set(_bits(layers)) == {str(EXACT)}:
+        fault = "no group of 32 values divides its heads"
+    if fault is not None or layers is None:
         kinds = {kind.value: str(EXACT) for kind in dict.fromkeys(caps.layers)}
-        return replace(caps, kv=EXACT, kv_why=why, kv_layers=kinds)
+        why = why if kv.exact else f"exact, because {fault}"
+        exact = replace(kv, key_bits=EXACT_BITS, value_bits=EXACT_BITS)
+        return replace(caps, kv=exact, kv_why=why, kv_layers=kinds, kv_fault=fault)
     install(model)
-    caps = replace(caps, kv=kv, kv_why=why)
-    return replace(caps, kv_layers=_bits(model, caps), footprint=_footprint(model, caps))
+    caps = replace(caps, kv=kv, kv_why=why, kv_fault=None, kv_footprints=_footprints(model, caps, layers, kv))
+    kinds = {kind.value: str(EXACT) for kind in dict.fromkeys(caps.layers)}
+    kinds |= {} if kv.exact else {LayerKind.ROWS.value: ", ".join(sorted(_bits(layers)))}
+    return replace(caps, kv_layers=kinds, footprint=caps.kv_footprints[str(kv)])
 
 
 def _fault(model: Any, caps: Caps) -> str | None:
@@ -70,17 +81,26 @@ def _trial(model: Any, caps: Caps, layers: Layers) -> NDArray[np.float32] | str:
         return f"its attention fails with packed rows ({type(error).__name__}: {error})"
 
 
-def _bits(model: Any, caps: Caps) -> dict[str, str]:
-    """By kind of layer; several where layers of a kind differ."""
-    layers = new_layers(model, caps)
+def _begun(model: Any, caps: Caps, kv: KvFormat) -> Layers:
+    """Layers of one token: their shapes are known."""
+    layers = new_layers(model, caps, kv)
     mx.eval(forward(model, [[0]], layers))
-    packed = {str(KvFormat(*r.effective_bits())) for r in layers.rows if isinstance(r, PackedRows)}
-    found = {kind.value: str(EXACT) for kind in dict.fromkeys(caps.layers)}
-    return found | {LayerKind.ROWS.value: ", ".join(sorted(packed))}
+    return layers
 
 
-def _footprint(model: Any, caps: Caps) -> Any:
-    """That of exact rows, with the bytes of packed tokens, and those that are kept exactly for a while."""
-    exact, packed = footprint_of(model, caps, EXACT), footprint_of(model, caps, caps.kv)
-    recent = (caps.kv.recent + SPARE + 3 * BLOCK, exact.row_bytes)
-    return replace(exact, row_bytes=packed.row_bytes, windows=(*exact.windows, recent))
+def _bits(layers: Layers) -> set[str]:
+    """What layers that keep all tokens really have; several where they differ."""
+    return {str(KvFormat(*r.effective_bits())) for r in layers.rows if isinstance(r, PackedRows)}
+
+
+def _footprints(model: Any, caps: Caps, layers: Layers, kv: KvFormat) -> dict[str, Footprint]:
+    """By format: that of exact rows, with the bytes of packed tokens, and those that are kept exactly for a while."""
+    exact = footprint_of(model, caps, EXACT)
+    recent = (kv.recent + SPARE + 3 * BLOCK, exact.row_bytes)
+    packed = replace(exact, windows=(*exact.windows, recent))
+    found = {name: replace(packed, row_bytes=_token_bytes(layers, parse(name, kv.group_size))) for name in FORMATS}
+    return found | {str(EXACT): exact}
+
+
+def _token_bytes(layers: Layers, kv: KvFormat) -> int:
+    return sum(r.bytes_in(kv) for r in layers.rows if isinstance(r, PackedRows))

@@ -5,19 +5,25 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from treadle import runtime
-from treadle.errors import ConfigError
+from treadle.errors import ConfigError, LoadError
 from treadle.models import gguf as gguf_file
 from treadle.models import gguf_model, gguf_tokenizer
-from treadle.models.folder_model import check_folder, load_folder, load_folder_tokenizer, read_json
+from treadle.models.folder_model import check_folder, folder_config, hold, load_folder, load_folder_tokenizer, read_json
 from treadle.models.placement import WeightForm, hold_dense
 from treadle.models.sources import ResolvedSource
 from treadle.models.stops import stop_ids, template_of
-from treadle.types import Caps, Footprint
+from treadle.types import Caps, Footprint, Vision
+from treadle.vision.families import FAMILIES
+from treadle.vision.limits import Limits
+
+if TYPE_CHECKING:
+    from treadle.vision.reader import Reader
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +53,7 @@ class ModelCard:
     stop_ids: frozenset[int]
     defaults: dict[str, float]
     chat_template: str | None
+    reader: Reader | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +70,7 @@ class LoadedModel:
     stop_ids: frozenset[int]
     defaults: dict[str, float]  # sampling settings that the model's makers recommend
     chat_template: str | None
+    reader: Reader | None = None  # prepares pictures for it, where it sees; its threads are those of prompts
     draft: LoadedModel | None = None  # a smaller one with the same vocabulary, which proposes tokens
 
     @property
@@ -70,6 +78,13 @@ class LoadedModel:
         """What one sequence occupies, here and in the model that drafts."""
         own = self.caps.footprint
         return own if self.draft is None else own.beside(self.draft.caps.footprint)
+
+    @property
+    def footprints(self) -> Mapping[str, Footprint]:
+        """The same by the format of its rows, where they can have several."""
+        draft = self.draft
+        forms = self.caps.kv_footprints
+        return forms if draft is None else {name: one.beside(draft.caps.footprint) for name, one in forms.items()}
 
     @property
     def card(self) -> ModelCard:
@@ -84,6 +99,8 @@ class _Parts:
     generation: dict[str, Any]
     weight_files: tuple[Path, ...]
     dense: bool
+    reader: Reader | None = None
+    blind: Vision | None = None  # why a model of a family that sees does not
 
 
 def load_model(
@@ -92,11 +109,12 @@ def load_model(
     *,
     weights: WeightForm = "auto",
     chat_template: str | None = None,
+    limits: Limits = Limits(),
 ) -> LoadedModel:
     """Load a model; runs on the engine thread and takes seconds to minutes.
 
     `context_length` in tokens lowers what the model was trained for; `weights`: how quantised ones are held;
-    `chat_template`: instead of the model's own.
+    `chat_template`: instead of the model's own; `limits`: of the images it reads.
 
     Raises:
         LoadError: one sentence on what is missing, damaged or not supported.
@@ -107,7 +125,8 @@ def load_model(
 
     runtime.check_hooks()
     facts = runtime.device_facts()
-    parts = (_load_gguf if source.kind == "gguf" else _load_folder)(source, facts.backend, weights)
+    load = _load_gguf if source.kind == "gguf" else _load_folder
+    parts = load(source, facts.backend, weights, limits)
     if chat_template is not None:
         parts.tokenizer.chat_template = chat_template
     length = _context_length(parts.config, context_length)
@@ -115,6 +134,7 @@ def load_model(
     form = "dense" if parts.dense else "packed"
     revision = fingerprint(parts.weight_files, form)
     log.info("%s: weights held %s on %s, context of %d tokens", source.name, form, facts.backend, length)
+    caps = _caps(parts, revision, length)
     return LoadedModel(
         name=source.name,
         source=str(source.path),
@@ -122,10 +142,11 @@ def load_model(
         model=parts.model,
         tokenizer=parts.tokenizer,
         config=parts.config,
-        caps=_caps(parts, revision, length),
+        caps=caps,
         stop_ids=stop_ids(parts.tokenizer, parts.config, parts.generation),
         defaults=sampling_defaults(parts.generation),
         chat_template=template_of(parts.tokenizer),
+        reader=parts.reader if caps.vision is not None and caps.vision.works else None,
     )
 
 
@@ -138,11 +159,22 @@ def _caps(parts: _Parts, revision: str, length: int) -> Caps:
 
     key = (revision, json.dumps(parts.config, sort_keys=True, default=str), length)
     if key not in _described:
-        _described[key] = describe(parts.model, _vocab_size(parts), length)
+        caps = describe(parts.model, _vocab_size(parts), length)
+        _described[key] = replace(caps, vision=_vision(parts, caps))
     return _described[key]
 
 
-def _load_gguf(source: ResolvedSource, backend: runtime.Backend, weights: WeightForm) -> _Parts:
+def _vision(parts: _Parts, caps: Caps) -> Vision | None:
+    if parts.reader is None:
+        return parts.blind
+    from treadle.models.vlm_folder import checked
+
+    found = checked(parts.model, caps, parts.config["model_type"], parts.reader, parts.tokenizer)
+    log.log(logging.INFO if found.works else logging.WARNING, "Images: %s", found.why)
+    return found
+
+
+def _load_gguf(source: ResolvedSource, backend: runtime.Backend, weights: WeightForm, limits: Limits) -> _Parts:
     opened = gguf_file.read(source.path)
     tokenizer = gguf_tokenizer.load_tokenizer(opened)
     dense = hold_dense(weights, backend, opened.num_parameters, runtime.free_memory())
@@ -152,14 +184,62 @@ def _load_gguf(source: ResolvedSource, backend: runtime.Backend, weights: Weight
     return _Parts(model, tokenizer, config, generation, opened.paths, dense)
 
 
-def _load_folder(source: ResolvedSource, backend: runtime.Backend, weights: WeightForm) -> _Parts:
-    check_folder(source.path)  # an unknown architecture is told before its tokenizer is looked at
-    tokenizer = load_folder_tokenizer(source.path)
-    model, config, dense = load_folder(source.path, backend, weights)
-    generation_file = source.path / "generation_config.json"
-    generation = read_json(generation_file) if generation_file.is_file() else {}
-    files = tuple(sorted(source.path.glob("*.safetensors")))
-    return _Parts(model, tokenizer, config, generation, files, dense)
+def _load_folder(source: ResolvedSource, backend: runtime.Backend, weights: WeightForm, limits: Limits) -> _Parts:
+    path = source.path
+    blind = _blindness(path)
+    if blind is not None and not blind.why:
+        return _load_seeing(path, backend, weights, limits)
+    try:
+        check_folder(path)  # an unknown architecture is told before its tokenizer is looked at
+    except LoadError as error:
+        raise error if blind is None else LoadError(blind.why) from error
+    tokenizer = load_folder_tokenizer(path)
+    model, config, dense = load_folder(path, backend, weights)
+    if blind is not None:
+        log.warning("%s is loaded for text alone. %s", source.name, blind.why)
+    return _Parts(model, tokenizer, config, _generation(path), _weight_files(path), dense, blind=blind)
+
+
+def _blindness(path: Path) -> Vision | None:
+    """None for a model of text alone; otherwise why it cannot see, "" when nothing is in its way."""
+    config = folder_config(path)
+    name = config.get("model_type")
+    if not isinstance(config.get("vision_config"), dict) or not isinstance(name, str):
+        return None
+    if name not in FAMILIES:
+        return Vision(name, False, f"Images for models of type {name!r} are not supported.")
+    from treadle.models.vlm import why_not
+
+    if (reason := why_not()) is not None:
+        return Vision(name, False, reason)
+    from treadle.models.vlm_folder import has_tower
+
+    return Vision(name, False, "" if has_tower(path) else "Its folder has no weights of an image encoder.")
+
+
+def _load_seeing(path: Path, backend: runtime.Backend, weights: WeightForm, limits: Limits) -> _Parts:
+    from treadle.models.vlm import load_seeing
+    from treadle.models.vlm_folder import add_template, config_of, reader_of
+
+    tokenizer = load_folder_tokenizer(path)
+    add_template(path, tokenizer)
+    config = folder_config(path)
+    model, dense = hold(load_seeing(path, config), path, backend, weights)
+    config = config_of(model, config)
+    reader = reader_of(path, config, tokenizer, limits)
+    parts = _Parts(model, tokenizer, config, _generation(path), _weight_files(path), dense)
+    if isinstance(reader, str):
+        return replace(parts, blind=Vision(config["model_type"], False, reader))
+    return replace(parts, reader=reader)
+
+
+def _generation(path: Path) -> dict[str, Any]:
+    file = path / "generation_config.json"
+    return read_json(file) if file.is_file() else {}
+
+
+def _weight_files(path: Path) -> tuple[Path, ...]:
+    return tuple(sorted(path.glob("*.safetensors")))
 
 
 def sampling_defaults(generation: dict[str, Any]) -> dict[str, float]:

@@ -10,7 +10,7 @@ from functools import partial
 
 from treadle import runtime
 from treadle.config import Config
-from treadle.errors import ConfigError
+from treadle.errors import ConfigError, LoadError
 from treadle.models import pairing
 from treadle.models.catalogue import Catalogue, Entry
 from treadle.models.folders import Progress
@@ -18,6 +18,7 @@ from treadle.models.load import LoadedModel, load_model
 from treadle.models.recipe import Prepared, Recipe
 from treadle.models.sources import ResolvedSource, resolve, title
 from treadle.models.weigh import weight_bytes
+from treadle.vision.limits import Limits
 
 log = logging.getLogger(__name__)
 
@@ -76,19 +77,31 @@ def prepare(entry: Entry, config: Config, bars: Bars = nullcontext) -> Prepared:
         wanted = config.draft_model if config.speculation in ("auto", "draft") else pairing.NONE
         draft = pairing.draft_source(source, wanted, report)
     log.info("Loading %s from %s.", entry.name, source.path)
-    sources = [source] if draft is None else [source, draft]
+    if draft is None and config.speculation == "draft":
+        raise LoadError(f"No model that is here can draft for {entry.name}: name one (draft_model).")
     backend = runtime.device_facts().backend
-    num_bytes = sum(weight_bytes(one, backend, runtime.free_memory()) for one in sources)
-    return Prepared(num_bytes, partial(load_entry, source, entry, config, draft))
+    own = weight_bytes(source, backend, runtime.free_memory())
+    alone = Prepared(own, partial(load_entry, source, entry, config))
+    if draft is None:
+        return alone
+    both = own + weight_bytes(draft, backend, runtime.free_memory())
+    lighter = None if _insists(config) else alone
+    return Prepared(both, partial(load_entry, source, entry, config, draft), lighter)
+
+
+def _insists(config: Config) -> bool:
+    """Whether the model is not wanted without one that drafts."""
+    return config.draft_model != pairing.AUTO or config.speculation == "draft"
 
 
 def load_entry(
     source: ResolvedSource, entry: Entry, config: Config, draft: ResolvedSource | None = None
 ) -> LoadedModel:
     """Load a model as its entry wants it, and the one that drafts for it. Engine thread; raises as `load_model`."""
-    loaded = load_model(source, config.context_length, chat_template=entry.chat_template)
+    limits = Limits(int(config.image_max_mp * 1e6), config.allow_image_urls)
+    loaded = load_model(source, config.context_length, chat_template=entry.chat_template, limits=limits)
     loaded = replace(loaded, name=entry.name, defaults=loaded.defaults | dict(entry.sampling))
     if draft is None:
         return loaded
-    named = config.draft_model != pairing.AUTO
-    return replace(loaded, draft=pairing.checked(loaded, partial(load_model, draft, None), draft.name, named))
+    load = partial(load_model, draft, None)
+    return replace(loaded, draft=pairing.checked(loaded, load, draft.name, _insists(config)))

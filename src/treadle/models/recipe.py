@@ -11,10 +11,14 @@ from treadle.models.load import LoadedModel
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A model whose files are here. `load` runs on the engine thread; `num_bytes` estimates its weights in memory."""
+    """A model whose files are here. `load` runs on the engine thread; `num_bytes` estimates its weights in memory.
+
+    `lighter` is the same without what it can do without, for where that has no room.
+    """
 
     num_bytes: int
     load: Callable[[], LoadedModel]
+    lighter: Prepared | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,14 +40,14 @@ def calibrate(model: Any, vocab_size: int, new_layers: Callable[[], Layers]) -> 
     began = time.perf_counter()
     singles = _singles(model, layers, ids[PROMPT : PROMPT + max(WIDTHS)])
     cost, noise = CostTable(), 0.0
-    cost.observe(1, singles[1])
+    cost.observe(1, singles[1], warm=True)
     for width in (*WIDTHS, *BATCHES):
         if time.perf_counter() - began > BUDGET_S:
             break
         fed = ids[PROMPT : PROMPT + width]
         _undone(model, layers, fed)  # the first of a size also builds its kernels
         logits, seconds = _undone(model, layers, fed)
-        cost.observe(width, seconds)
+        cost.observe(width, seconds, warm=True)
         if width in WIDTHS:
             noise = max(noise, float(np.abs(np.array(logits - singles[0][:width])).max()))
     return Calibration(SAFETY * noise, cost)

@@ -206,7 +206,7 @@ def _priced(rows: int, cost: CostTable, limit: int, draft_s: float, share: float
     offers: list[_Offer] = []
     for drafts in range(1, limit + 1):
         seconds, width = (steps[drafts].seconds, steps[drafts].width) if steps else (plain, drafts + 1)
-        ratio = (seconds + drafts * draft_s) / plain
+        ratio = max(1.0, (seconds + drafts * draft_s) / plain)  # only drafts that are right win anything
         loss = (ratio - 1) / share
         most = max(loss, offers[-1].most_loss) if offers else loss
         offers.append(_Offer(drafts, ratio, loss, most, share, 0 if draft_s else min(limit, width - 1)))

@@ -24,6 +24,7 @@ RECENT = 7  # observations per point; their median counts, so that three outlier
 OLD = 400  # observations of others after which those of a point are forgotten at the next one
 PLAIN_AGE = 200  # observed steps after which a plain one is due
 FIRST_AGE = 16  # and after the very first
+_FIRST = 1.5  # the first step of a size may build kernels: it counts as at most so much dearer than the guess
 _UNSURE = 1.1  # in a choice of sizes, one that was not measured counts as so much dearer than the guess
 _NOTICED = 0.01  # smaller changes of a median are noise and change nothing
 
@@ -59,9 +60,14 @@ class CostTable:
             table._longer = table = table._longer or CostTable(table)
         return table
 
-    def observe(self, num_tokens: int, seconds: float) -> None:
-        """One verify step over `num_tokens` tokens, padding included. Raises ValueError unless both are positive."""
+    def observe(self, num_tokens: int, seconds: float, *, warm: bool = False) -> None:
+        """One verify step over `num_tokens` tokens, padding included. Raises ValueError unless both are positive.
+
+        `warm`: it is known not to be the first of its size on this device.
+        """
         self._time += 1
+        if not warm and not self.known(num_tokens) and (guess := self.seconds(num_tokens)) is not None:
+            seconds = min(seconds, guess * _FIRST)
         self._changes += self._verify.observe(num_tokens, seconds, self._time)
 
     def observe_plain(self, rows: int, seconds: float) -> None:
@@ -176,7 +182,7 @@ class _Point:
             self.recent.clear()
         self.last = now
         self.recent.append(seconds)
-        middle = median(self.recent)
+        middle = median(self.recent) if len(self.recent) > 2 else min(self.recent)
         if abs(middle - self.value) <= _NOTICED * self.value:
             return False
         self.value = middle

@@ -1,0 +1,132 @@
+"""Drafts on real text: four kinds of prompt, short and long, by the loop as the server builds it. Engine thread only.
+
+Source text and prose come from Python's own library, so that everybody has the same. Replies of other requests are not
+looked up, or the second round would only repeat the first.
+"""
+
+from __future__ import annotations
+
+import argparse as options
+import collections
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from inspect import getsource
+from typing import Any
+
+import numpy as np
+
+from treadle.bench.drive import run
+from treadle.cache.budget import Budget
+from treadle.cache.store import Settings, Store
+from treadle.config import Config
+from treadle.engine.build import build_loop
+from treadle.engine.loop import UNLIMITED, Loop
+from treadle.engine.memory import Ledger
+from treadle.models.load import LoadedModel
+from treadle.prompt.template import render
+from treadle.prompt.tokenise import encode
+from treadle.types import Footprint, Ids, Request, Sampling
+
+LENGTHS = {"short": 250, "long": 1500}  # tokens of a prompt, about
+PROSE = textwrap.dedent("\n\n".join(str(x.__doc__) for x in (options, options.ArgumentParser, textwrap.TextWrapper)))
+CODE = "\n\n".join(getsource(x) for x in (collections.Counter, textwrap.TextWrapper))
+NAMES = ("Ada", "Grace", "Alan", "Edsger", "Barbara", "Donald", "Niklaus", "Tony")
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A prompt as a template around material that is cut to size."""
+
+    kind: str
+    before: str
+    material: str
+    after: str
+
+
+TASKS = (
+    Task("chat", "I am reading this manual:\n\n", PROSE, "\n\nForget it. How do rainbows form, and why the arc?"),
+    Task("code edit", "```python\n", CODE, "\n```\nRename `self` to `this`. Reply with the code, else unchanged."),
+    Task("json", "", "\n".join(
+        f"{name} {i}, born {1900 + 7 * i % 100}, lives at {3 * i + 1} Mill Road" for i in range(60) for name in NAMES
+    ), "\nWrite these as a JSON list of objects with the keys name, born and address."),
+    Task("summary", "", PROSE, "\n\nSum this text up in a few sentences, with quotes from it."),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """One reply: its speed in tokens per second, and the drafts of its row."""
+
+    tokens: tuple[int, ...]
+    speed: float
+    drafted: int
+    accepted: int
+    saved: int  # steps
+
+
+class Bench:
+    """A model with one loop for each mode, which all share a prefix cache and what steps cost."""
+
+    def __init__(self, loaded: LoadedModel, modes: Sequence[str], tokens: int) -> None:
+        store = Store(Settings(Budget(2**40), 2**62))
+        self.loaded = loaded
+        self.tokens = tokens
+        self.loops = {mode: _loop(loaded, mode, store) for mode in modes}
+
+    def cases(self, lengths: Sequence[str], rounds: int) -> Iterator[Mapping[str, Any]]:
+        """One line for each length, kind and mode. Modes take turns; the first round only warms up."""
+        for length in lengths:
+            for task in TASKS:
+                prompt = self._prompt(task, LENGTHS[length])
+                runs = [{mode: self._reply(mode, prompt) for mode in self.loops} for _ in range(rounds + 1)]
+                for mode in self.loops:
+                    facts = {"prompt": task.kind, "length": f"{length} {len(prompt)}", "mode": mode}
+                    yield facts | _line([run["off"] for run in runs[1:]], [run[mode] for run in runs[1:]])
+
+    def _prompt(self, task: Task, size: int) -> Ids:
+        tokenizer = self.loaded.tokenizer
+        material = tokenizer.decode(encode(tokenizer, task.material, add_special_tokens=False)[:size])
+        content = task.before + material + task.after
+        return encode(tokenizer, render(tokenizer, [{"role": "user", "content": content}]), add_special_tokens=False)
+
+    def _reply(self, mode: str, prompt: Ids) -> Reply:
+        stops = self.loaded.stop_ids
+        request = Request("x", prompt, Sampling(0.0), self.tokens, stop_ids=stops, cache_salt="bench")
+        loop = self.loops[mode]
+        before = _totals(loop)
+        line = run(loop, [request])["x"]
+        drafted, accepted, saved = (b - a for a, b in zip(before, _totals(loop), strict=True))
+        return Reply(tuple(line.tokens), line.speed(), drafted, accepted, saved)
+
+
+def _line(off: Sequence[Reply], mine: Sequence[Reply]) -> dict[str, Any]:
+    drafted, accepted, saved = (sum(getattr(r, name) for r in mine) for name in ("drafted", "accepted", "saved"))
+    tokens = sum(len(r.tokens) for r in mine)
+    return {
+        "tokens": tokens // len(mine),
+        "tok/s": float(np.median([r.speed for r in mine])),
+        "ratio to off": float(np.median([b.speed / a.speed for a, b in zip(off, mine, strict=True)])),
+        "tokens/step": tokens / (tokens - saved),
+        "drafted": drafted // len(mine),
+        "accepted": accepted // len(mine),
+        "rate": accepted / drafted if drafted else 0.0,
+        "same text": all(a.tokens == b.tokens for a, b in zip(off, mine, strict=True)),
+    }
+
+
+def _loop(loaded: LoadedModel, mode: str, store: Store) -> Loop:
+    """`mode`: off, lookup, or draft, which is the model as its own draft."""
+    config = Config.of(speculation=mode)
+    if mode == "draft":
+        loaded = replace(loaded, draft=loaded)
+    return build_loop(loaded, config, Ledger(Footprint(), 0, UNLIMITED), store)
+
+
+def _totals(loop: Loop) -> tuple[int, int, int]:
+    """Tokens drafted, accepted, and steps saved so far."""
+    if loop.speculation is None:
+        return 0, 0, 0
+    counters = loop.speculation.counters
+    drafted, accepted = (sum(counts.values()) for counts in (counters.drafted, counters.accepted))
+    return drafted, accepted, counters.verify_tokens - counters.rounds

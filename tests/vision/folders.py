@@ -1,0 +1,29 @@
+"""Tiny seeing models as folders on disk, as they are downloaded."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+
+from tests.vision.families import SETTINGS, config_of, tokenizer, whole_model
+
+FLAT = ("qwen2_vl", "qwen2_5_vl")  # families whose files have the text model's settings at the top
+
+
+def write_folder(path: Path, family: str, **config: Any) -> Path:
+    """A folder of `family` with the weights of `families.tiny`."""
+    path.mkdir(parents=True, exist_ok=True)
+    weights = dict(tree_flatten(whole_model(family).parameters()))
+    mx.save_safetensors(str(path / "model.safetensors"), weights, metadata={"format": "mlx"})
+    known = config_of(family)
+    if family in FLAT:
+        known |= known.pop("text_config") | {"model_type": family}
+    (path / "config.json").write_text(json.dumps(known | config))
+    (path / "preprocessor_config.json").write_text(json.dumps(SETTINGS[family]))
+    own = tokenizer()
+    own.save_pretrained(path)
+    return path
