@@ -205,6 +205,23 @@ def test_a_signal_drains_the_engine_and_is_no_failure(monkeypatch: pytest.Monkey
     assert engines[0].state == "stopped"
 
 
+def test_a_signal_while_the_model_loads_is_no_failure_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Loading(FakeEngine):
+        """Its load lasts until it is stopped, and then has failed for that reason."""
+
+        def start(self) -> None:
+            asyncio.get_running_loop().call_later(0.2, signal.raise_signal, signal.SIGTERM)
+
+        async def stop(self) -> None:
+            self.failure, self.state = "The server is shutting down.", "stopping"
+            await asyncio.sleep(0.2)
+
+    monkeypatch.setattr(server, "Engine", lambda *_: Loading())
+    monkeypatch.setattr(server, "_announce", lambda *_: pytest.fail("it was never ready"))
+    with listen("127.0.0.1", 0) as listener:
+        server.run(Config(drain_s=0.1), listener)
+
+
 # generate
 
 

@@ -44,11 +44,53 @@ def test_a_local_source_is_written_as_a_whole_path(monkeypatch: pytest.MonkeyPat
     assert read_catalogue(None).entries[0].source == str(folder / "mine")
 
 
+def test_what_lies_here_is_shown_with_its_size(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], folder: Path
+) -> None:
+    (folder / "mine").mkdir()
+    (folder / "mine" / "model.safetensors").write_bytes(bytes(3_100_000))
+    assert run(monkeypatch, "models", "add", "mine", "mine") == 0
+    assert run(monkeypatch, "models", "show", "mine") == 0
+    shown = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()[2:])
+    assert (shown["state"], shown["size"], shown["path"]) == ("here", "3 MB", str(folder / "mine"))
+
+
+@pytest.mark.parametrize("command", [["show"], ["add", "coder"]])
+@pytest.mark.parametrize(
+    ("source", "sentence"),
+    [
+        ("smolm2", "There is no model 'smolm2'; did you mean smollm2?"),
+        ("./later", "There is no file or folder ./later."),
+    ],
+)
+def test_a_source_that_cannot_be_is_no_model(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    command: list[str],
+    source: str,
+    sentence: str,
+    folder: Path,
+) -> None:
+    assert run(monkeypatch, "models", *command, source) == 1
+    assert capsys.readouterr() == ("", f"treadle: {sentence}\n")
+    assert not (folder / "settings").exists()
+
+
+def test_a_new_model_stands_apart_from_the_rules_after_it(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    file = folder / "settings" / "models.toml"
+    file.parent.mkdir()
+    file.write_text('[models.a]\nsource = "smollm2"\n\n[rules]\n"*" = "a"\n')
+    assert run(monkeypatch, "models", "add", "b", "org/name") == 0
+    b = '[models.b]\nsource = "org/name"\n'
+    assert file.read_text() == f'[models.a]\nsource = "smollm2"\n\n{b}\n[rules]\n"*" = "a"\n'
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
         (["remove", "coder"], "has no model 'coder'"),
         (["add", "coder", "smollm2", "--top-p", "3"], "line 5: models.coder.sampling.top_p is wrong"),
+        (["add", "coder", "smollm2", "--context-length", "0"], "line 3: models.coder.context_length is wrong"),
         (["add", "coder", "smollm2", "--models-file", "/dev/null/models.toml"], "cannot be read"),
     ],
 )
@@ -63,7 +105,9 @@ def test_a_mistake_is_one_sentence(
 def test_pull_fetches_the_source_of_a_name(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], folder: Path
 ) -> None:
-    assert run(monkeypatch, "models", "add", "lost", str(folder / "nowhere")) == 0
+    (folder / "nowhere").mkdir()
+    assert run(monkeypatch, "models", "add", "lost", "nowhere") == 0
+    (folder / "nowhere").rmdir()
     assert run(monkeypatch, "models", "pull", "lost") == 1
     assert capsys.readouterr().err == f"treadle: There is no file or folder {folder / 'nowhere'}.\n"
     file = folder / "file.gguf"

@@ -42,10 +42,18 @@ WITHOUT_MLX = (
     "cli/",
     "cache/tree.py",
     "grammar/",
+    "metrics/",
     "engine/scheduler.py",
+    "engine/turns.py",
+    "models/catalogue",
+    "models/pairing.py",
+    "models/weigh.py",
+    "speculate/accept.py",
     "speculate/control.py",
     "speculate/cost.py",
+    "speculate/experience.py",
     "speculate/lookup.py",
+    "speculate/speculator.py",
     "speculate/telemetry.py",
 )
 MLX_MODULES = {"mlx", "mlx_lm", "mlx_vlm"}

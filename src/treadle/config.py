@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
@@ -158,3 +159,6 @@ class Config:
             if key not in known:
                 raise ConfigError(f"Unknown setting {key!r}.", param=key)
         return cls(**values)
+
+
+DEFAULTS: Mapping[str, Any] = {one.name: one.default for one in fields(Config)}

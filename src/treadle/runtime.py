@@ -32,7 +32,18 @@ Backend = Literal["cpu", "cuda", "metal"]
 TESTED = "mlx 0.32.4 with mlx-lm 0.32.2"
 CUDA_BUILDS = ("mlx-cuda-13", "mlx-cuda-12")
 OPENBLAS = "cmeel-openblas"
-REPORTED = ("treadle", "mlx", "mlx-lm", "transformers", "tokenizers", "numpy", *CUDA_BUILDS, OPENBLAS)
+REPORTED = (
+    "treadle",
+    "mlx",
+    "mlx-lm",
+    "transformers",
+    "tokenizers",
+    "numpy",
+    "mlx-vlm",
+    "pillow",
+    *CUDA_BUILDS,
+    OPENBLAS,
+)
 HOOKS: dict[str, tuple[str, ...]] = {
     "models.cache": (
         "KVCache",

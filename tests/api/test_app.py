@@ -178,7 +178,7 @@ def test_health_says_ready_with_counts() -> None:
             "running": 0,
             "waiting": 0,
             "model": "fake",
-            "kv": {"bits": "16", "why": "", "layers": {}},
+            "kv": {"bits": "16", "why": "", "layers": {}, "delta_percent": None, "losses": {}},
             "speculation": {"sources": ["lookup", "forced"], "draft_model": None, "why": ""},
         }
         with server.send(CHAT, HELLO):

@@ -148,9 +148,9 @@ def test_every_walk_through_the_masks_is_read_as_calls_that_fit(family: str) -> 
         found = heard(family, ids, SMALL)
         text = speaker(FAMILIES[family][0], "<end>", *FAMILIES[family][1]).decode(ids)
         assert found.calls and not found.text.strip(), text
-        for name, arguments in found.calls:
+        for name, given in found.calls:
             names.add(name)
-            jsonschema.validate(json.loads(arguments), {"additionalProperties": False, **BY_NAME[name]})
+            jsonschema.validate(json.loads(given), {"additionalProperties": False, **BY_NAME[name]})
     assert len(names) > 1
 
 

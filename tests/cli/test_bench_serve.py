@@ -73,7 +73,7 @@ def test_a_key_is_sent(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
     with live(FakeEngine(say("hello")), api_keys=("secret",)) as server:
         assert bench(monkeypatch, server, "--requests", "1", "--api-key", "secret", *JSON) == 0
         assert bench(monkeypatch, server, "--requests", "1", *JSON) == 1
-    assert "401" in capsys.readouterr().err
+    assert capsys.readouterr().err == "treadle: The server wants an API key: --api-key or TREADLE_API_KEY.\n"
 
 
 def test_no_server_and_no_such_workload_are_one_sentence(

@@ -134,7 +134,9 @@ def test_a_model_that_cannot_be_loaded_is_a_503_with_the_reason(folders: Path, r
             body = {"model": "broken", "stream": stream, "input": "hi"}
         for _ in range(2):  # the second one is told at once
             answer = server.post(route, body)
-            assert answer.status_code == 503 and "has no *.safetensors weights" in answer.json()["error"]["message"]
+            error = answer.json()["error"]
+            assert answer.status_code == 503 and "has no *.safetensors weights" in error["message"]
+            assert error.get("code") == (None if route == "/v1/messages" else "model_load_failed")
         assert states(server)["broken"] == "failed"
         ask(server, 0, "small")
 

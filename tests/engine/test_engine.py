@@ -156,6 +156,8 @@ def test_a_shutdown_lets_running_streams_finish_and_aborts_the_rest() -> None:
         assert (await short)[1] is Finish.LENGTH
         assert (await endless)[1] is Finish.ABORT
         assert engine.state == "stopped"
+        with pytest.raises(NotReady, match="has stopped"):
+            await asyncio.wait_for(engine.slots[0].unload(), 5)
 
     asyncio.run(main())
 

@@ -16,6 +16,8 @@ from treadle.engine.loop import Loop
 from treadle.models.capabilities import new_layers
 from treadle.types import Batching, Finish, Output, Request, Sampling
 
+Planned = tuple[int, int | None, Request]  # the turn of its arrival, how much later it is aborted, if it is
+
 
 class Clock:
     """Time moves a little at each look, so that the pacer's decisions are the same in every run."""
@@ -44,6 +46,17 @@ class Run:
                 return
             self.turn()
         raise AssertionError("the loop never came to rest")
+
+    def play(self, plan: list[Planned]) -> None:
+        """Submit and abort in the turns that were planned, then go on until all is done."""
+        for turn in range(60):
+            for arrival, abort, request in plan:
+                if arrival == turn:
+                    self.loop.submit(request)
+                if abort is not None and arrival + abort == turn:
+                    self.loop.abort(request.id)
+            self.turn()
+        self.until_idle()
 
     def text(self, id: str) -> list[int]:
         return [t for output in self.outputs[id] for t in output.tokens]
@@ -87,8 +100,7 @@ samplings = st.builds(
 
 
 @st.composite
-def requests(draw: st.DrawFn, index: int) -> tuple[int, int | None, Request]:
-    """(turn of arrival, turn of abort or None, request)."""
+def requests(draw: st.DrawFn, index: int) -> Planned:
     prompt = draw(st.lists(st.integers(1, VOCAB - 1), min_size=1, max_size=40))
     request = Request(
         f"r{index}", np.array(prompt, np.int64), draw(samplings), draw(st.integers(1, 14)), frozenset({STOP})
@@ -113,14 +125,7 @@ def test_any_mix_of_joins_leaves_aborts_and_chunks_gives_the_text_of_the_plain_l
         prefill_chunk=data.draw(st.integers(1, 24)),
         on_busy=data.draw(st.sampled_from(["batch", "batch", "queue"])),
     )
-    for turn in range(60):
-        for arrival, abort, request in plan:
-            if arrival == turn:
-                run.loop.submit(request)
-            if abort is not None and arrival + abort == turn:
-                run.loop.abort(request.id)
-        run.turn()
-    run.until_idle()
+    run.play(plan)
     for _, _, request in plan:
         expected = slow_twin(model, request, 48)
         made = run.text(request.id)

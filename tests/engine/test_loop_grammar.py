@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.engine.test_loop import Clock, FaultyModel, NanModel, Run, request_of, requests
+from tests.engine.test_loop import Clock, FaultyModel, NanModel, Planned, Run, request_of, requests
 from tests.fakes import STOP, VOCAB, HashModel, slow_twin
 from tests.grammar.letters import grammars, ids_of, text_of
 from treadle.config import Config
@@ -70,8 +70,8 @@ def constrained_twin(model: HashModel, request: Request, context: int) -> tuple[
 
 
 @st.composite
-def plans(draw: st.DrawFn) -> list[tuple[int, int | None, Request]]:
-    """(turn of arrival, turn of abort or None, request): some with a grammar, some without."""
+def plans(draw: st.DrawFn) -> list[Planned]:
+    """Requests with a grammar and without."""
     plan = []
     for index in range(draw(st.integers(1, 6))):
         arrival, abort, request = draw(requests(index))
@@ -85,18 +85,11 @@ def plans(draw: st.DrawFn) -> list[tuple[int, int | None, Request]]:
 @settings(max_examples=15)
 @given(plan=plans(), rows=st.integers(1, 5), chunk=st.integers(1, 24))
 def test_rows_with_and_without_a_grammar_get_their_own_texts_in_any_mix(
-    kinds: tuple[str, ...], plan: list[tuple[int, int | None, Request]], rows: int, chunk: int
+    kinds: tuple[str, ...], plan: list[Planned], rows: int, chunk: int
 ) -> None:
     model = HashModel(kinds, context=64)
     run = run_of(model, max_rows=rows, prefill_chunk=chunk)
-    for turn in range(60):
-        for arrival, abort, request in plan:
-            if arrival == turn:
-                run.loop.submit(request)
-            if abort is not None and arrival + abort == turn:
-                run.loop.abort(request.id)
-        run.turn()
-    run.until_idle()
+    run.play(plan)
     for _, _, request in plan:
         check(run, model, request, 64)
     assert not list(run.loop.sequences()) and not run.loop.groups

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.engine.test_loop import Clock, Run, request_of
-from tests.fakes import HashModel, slow_twin
+from tests.fakes import STOP, HashModel, slow_twin
 from treadle.config import Config
 from treadle.engine.device import memory_limit
 from treadle.engine.loop import Loop
@@ -15,7 +18,7 @@ from treadle.engine.memory import LEAST_CHUNK, Ledger
 from treadle.errors import ConfigError, MemoryRefused
 from treadle.models.capabilities import new_layers
 from treadle.runtime import DeviceFacts
-from treadle.types import Footprint
+from treadle.types import Batching, Footprint
 
 PRINT = Footprint(row_bytes=1000, windows=((100, 500),), state_bytes=2000, step_bytes=300, score_bytes=2)
 
@@ -69,7 +72,7 @@ def test_measured_activations_correct_the_estimate() -> None:
 def test_requests_that_do_not_fit_together_run_one_after_the_other() -> None:
     model = HashModel()
     ledger = Ledger(Footprint(row_bytes=1000), base=0, limit=70_000)
-    run = Run(Loop(model, model.caps, Config(), lambda: new_layers(model, model.caps), ledger, clock=Clock()))
+    run = Run(Loop(model, model.caps, Config(), partial(new_layers, model, model.caps), ledger, clock=Clock()))
     asked = [request_of(f"r{i}", [i + 1] * 30, 12) for i in range(5)]
     for request in asked:
         run.loop.submit(request)
@@ -81,6 +84,21 @@ def test_requests_that_do_not_fit_together_run_one_after_the_other() -> None:
     for request in asked:
         assert run.text(request.id) == slow_twin(model, request, 512)
     assert ledger.fits(70_000) and not ledger._promised
+
+
+def test_what_long_replies_take_is_counted_in_every_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("treadle.engine.memory.FORESEEN", 4)
+    monkeypatch.setattr("treadle.engine.loop.CLEAR_EVERY", 8)
+    model = HashModel()
+    caps = replace(model.caps, batching=Batching.NEVER)
+    ledger = Ledger(Footprint(row_bytes=1), base=0, limit=10**9)
+    run = Run(Loop(model, caps, Config(), partial(new_layers, model, caps), ledger, clock=Clock()))
+    for i in range(2):
+        run.loop.submit(request_of(f"r{i}", [5 + i, 6, 7], 60, logit_bias=((STOP, -100.0),)))
+    while run.loop.busy:
+        run.turn()
+        groups = run.loop.groups
+        assert all(ledger._promised[row.id] >= row.computed for group in groups for row in group.rows)
 
 
 def facts(backend: str, memory: float, working: float) -> DeviceFacts:

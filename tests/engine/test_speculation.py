@@ -15,6 +15,7 @@ from tests.engine.test_loop import KINDS, Clock, Run, requests
 from tests.fakes import VOCAB, HashModel, slow_twin
 from tests.tiny import CONFIGS, tiny
 from tests.tiny import VOCAB as TINY_VOCAB
+from treadle.bench.speculate_steps import Flat
 from treadle.cache.budget import Budget
 from treadle.cache.store import Settings, Store
 from treadle.config import Config
@@ -55,14 +56,7 @@ def test_with_any_drafts_in_any_batch_the_text_is_that_of_the_plain_loop(
         max_rows=data.draw(st.integers(1, 4)),
         prefill_chunk=data.draw(st.integers(1, 24)),
     )
-    for turn in range(60):
-        for arrival, abort, request in plan:
-            if arrival == turn:
-                run.loop.submit(request)
-            if abort is not None and arrival + abort == turn:
-                run.loop.abort(request.id)
-        run.turn()
-    run.until_idle()
+    run.play(plan)
     for _, _, request in plan:
         made = run.text(request.id)
         if run.finish(request.id) is Finish.ABORT:
@@ -195,10 +189,7 @@ def test_a_draft_model_changes_nothing_but_the_number_of_steps(same: bool) -> No
     clock = Clock()
     store = Store(Settings(Budget(2**30), 2**62))
     follow = following(small, small_caps, Reuse(store, small_caps, 16, "draft"))
-    speculation = Speculation(caps, clock, lookup=False, following=follow)
-    for tokens in range(1, 65):
-        speculation.cost.observe(tokens, 1.0)
-        speculation.cost.observe_plain(min(tokens, 4), 1.0)
+    speculation = Speculation(caps, clock, lookup=False, following=follow, cost=Flat())
     reuse = Reuse(store, caps, 16, "target")
     config = Config(max_rows=3, prefill_chunk=16)
     run = Run(Loop(model, caps, config, partial(new_layers, model, caps), None, reuse, clock, speculation=speculation))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -62,8 +63,8 @@ def test_a_longer_context_has_prices_of_its_own() -> None:
     run, speculation, request, _ = echo_run(40, prompt=SHORT // 7 + 1)
     run.loop.submit(request)
     run.until_idle()
-    assert speculation.cost.at(SHORT).known_plain(1)
-    assert not speculation.cost.known_plain(1)
+    assert speculation.cost.at(SHORT).plain(1) is not None
+    assert speculation.cost.plain(1) is None
 
 
 class Noted:
@@ -87,6 +88,19 @@ class Noted:
 
     def lost(self, steps: float) -> None:
         self.charged.append(steps)
+
+
+@pytest.mark.parametrize("salt", ["", "of its own"])
+def test_cooldowns_count_whether_a_reply_is_remembered_or_not(salt: str) -> None:
+    run, speculation, request, _ = echo_run(14)
+    run.loop.submit(replace(request, cache_salt=salt))
+    while run.loop.busy:
+        run.turn()
+        for row in run.loop.sequences():
+            if row.speculator is not None:
+                row.speculator.control = Noted()  # type: ignore[assignment]
+                row.speculator.control.cooldowns = 3  # type: ignore[misc]
+    assert speculation.counters.cooldowns == 3
 
 
 @pytest.mark.parametrize("turns", [{}, {4: 9, 9: 5, 6: 1}], ids=["expected", "another token"])

@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import partial
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,7 +15,7 @@ from tests.fakes import VOCAB
 from tests.fakes_engine import tokenizer
 from tests.grammar.letters import grammars, ids_of, text_of
 from treadle.grammar.compile import grammars_of
-from treadle.grammar.matcher import MOST_REWOUND, Matcher
+from treadle.grammar.matcher import Matcher
 from treadle.types import Constraint, Language, Reasoning
 
 END = frozenset({0})
@@ -176,20 +175,6 @@ def looks(matcher: Matcher) -> tuple[list[int], bool, bool, list[int]]:
 
 
 @given(st.data(), st.sampled_from(CONSTRAINTS))
-def test_tokens_taken_back_leave_no_trace(data: st.DataObject, constraint: Constraint) -> None:
-    matcher = grammars().matcher(constraint, END)
-    kept = drafted(data, matcher, 12)
-    more = drafted(data, matcher, 12)
-    back = data.draw(st.integers(0, len(kept) + len(more)))
-    matcher.rewind(back)
-    fresh = grammars().matcher(constraint, END, [*kept, *more][: len(kept) + len(more) - back])
-    assert looks(matcher) == looks(fresh)
-    for token in drafted(data, fresh, 6):
-        matcher.accept(token)
-    assert looks(matcher) == looks(fresh)
-
-
-@given(st.data(), st.sampled_from(CONSTRAINTS))
 def test_the_masks_of_a_draft_are_those_of_its_tokens_one_by_one(data: st.DataObject, constraint: Constraint) -> None:
     matcher = grammars().matcher(constraint, END)
     kept = drafted(data, matcher, 8)
@@ -205,30 +190,12 @@ def test_the_masks_of_a_draft_are_those_of_its_tokens_one_by_one(data: st.DataOb
         good = good and i < len(draft) and draft[i] not in END and draft[i] in allowed(fresh)
 
 
-def test_a_fault_can_be_taken_back() -> None:
-    matcher = grammars().matcher(Constraint(Language.REGEX, "a+"), END)
-    matcher.accept(ids_of("b")[0])
-    matcher.accept(ids_of("b")[0])
-    matcher.rewind(2)
-    assert not matcher.fault and allowed(matcher) == ids_of("a")
-
-
-def test_a_dead_end_can_be_taken_back() -> None:
+def test_a_draft_into_a_dead_end_leaves_the_matcher_where_it_was() -> None:
     matcher = grammars().matcher(CONSTRAINTS[-1], END)
     assert matcher.masks(ids_of("ab")).tolist()[1:] == [[0xFFFFFFFF] * 4] * 2
     assert not matcher.fault and allowed(matcher) == ids_of("ab")
     matcher.accept(ids_of("b")[0])
     assert allowed(matcher) == ids_of("c")
-
-
-def test_no_more_is_taken_back_than_was_kept() -> None:
-    matcher = grammars().matcher(Constraint(Language.REGEX, "a*"), END, ids_of("a" * 2 * MOST_REWOUND))
-    with pytest.raises(ValueError, match=str(MOST_REWOUND + 1)):
-        matcher.rewind(MOST_REWOUND + 1)
-    with pytest.raises(ValueError, match="draft"):
-        matcher.masks(ids_of("a" * (MOST_REWOUND + 1)))
-    matcher.rewind(MOST_REWOUND)
-    assert allowed(matcher) == [0, *ids_of("a")]
 
 
 # 5 is "$", 6 is "%"; here "$%" opens reasoning and "%$" closes it.
@@ -291,10 +258,9 @@ def test_reasoning_that_ends_within_its_budget_is_left_alone() -> None:
     reasoning = replace(OPENED, budget=3, opener=())
     matcher = grammars().matcher(Constraint(Language.REGEX, "[0-9]", reasoning=reasoning), END)
     assert allowed(after(matcher, [*ids_of("x"), 6, 5])) == ids_of("0123456789")
-    matcher.rewind(1)
-    assert len(allowed(matcher)) == 127
-    matcher.accept(ids_of("y")[0])
-    assert allowed(matcher) == [6]
+    longer = grammars().matcher(Constraint(Language.REGEX, "[0-9]", reasoning=reasoning), END)
+    assert len(allowed(after(longer, [*ids_of("x"), 6]))) == 127
+    assert allowed(after(longer, ids_of("y"))) == [6]
 
 
 def test_a_token_of_the_closer_may_hold_the_beginning_of_the_answer() -> None:
@@ -305,8 +271,6 @@ def test_a_token_of_the_closer_may_hold_the_beginning_of_the_answer() -> None:
     for token in (*closer[:-1], hell):
         matcher.accept(token)
     assert not matcher.fault and tokenizer().decode(allowed(matcher)) in ("ao", "oa")
-    matcher.rewind(1)
-    assert len(allowed(matcher)) > 200
     matcher = vocabulary.matcher(Constraint(Language.REGEX, "x", reasoning=Reasoning(closer)), END)
     for token in (*closer[:-1], hell):
         matcher.accept(token)

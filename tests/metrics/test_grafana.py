@@ -9,7 +9,8 @@ from pathlib import Path
 from treadle.metrics.gauges import CacheGauge, Gauges, MemoryGauge
 from treadle.metrics.prometheus import Exporter
 from treadle.metrics.recorder import Recorder
-from treadle.metrics.stats import EngineFacts, ModelFacts, reading
+from treadle.metrics.snapshot import ModelFacts
+from treadle.metrics.stats import EngineFacts, reading
 
 DASHBOARD = Path(__file__).parents[2] / "docs" / "grafana.json"
 

@@ -56,8 +56,14 @@ def test_a_whole_file_is_read() -> None:
         (
             "[models.a]\nsource='x'\nsampling = {temprature = 1}",
             3,
-            r"temprature is not known; did you mean temperature",
+            r"temprature is not known; did you mean temperature\?$",
         ),
+        (
+            "[models.a]\nsource='x'\nspeculation='off'\ndraft_model='y'",
+            4,
+            r"models\.a\.draft_model is wrong: draft_model names 'y', but speculation is 'off'\.$",
+        ),
+        ("[models.a]\nsource='x'\naliases=['a']", 3, r"models\.a\.aliases has the name 'a', which 'a' has already"),
         ("[models.a]\nsource='x'\ncontext_length = -1", 3, r"models\.a\.context_length is wrong: .*positive"),
         (
             "[models.a]\nsource='x'\ncontext_length = 'long'",

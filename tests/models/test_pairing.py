@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.models.gguf_files import make, write_folder, write_gguf
-from tests.tiny import tiny
+from tests.tiny import CONFIGS, tiny
 from treadle.config import Config
 from treadle.errors import ConfigError, LoadError
 from treadle.models import pairing
@@ -20,6 +20,7 @@ from treadle.models.catalogue import Entry
 from treadle.models.load import LoadedModel, load_model
 from treadle.models.prepare import load_entry, prepare
 from treadle.models.sources import KnownModel, ResolvedSource, resolve
+from treadle.types import Batching, LayerKind
 
 LARGE = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4}
 
@@ -138,6 +139,16 @@ def test_a_recurrent_model_cannot_draft(write: Callable[..., ResolvedSource]) ->
     with pytest.raises(LoadError, match="small cannot draft for large: its recurrent layers"):
         pairing.checked(large, lambda: recurrent, "small", True)
     assert pairing.checked(large, lambda: recurrent, "small", False) is None
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_recurrent_models_and_those_that_cannot_be_padded_are_unfit(name: str) -> None:
+    _, caps = tiny(name)
+    reason = pairing.unfit(caps)
+    if LayerKind.STATE in caps.layers or caps.batching is not Batching.RAGGED:
+        assert reason is not None and ("recurrent" in reason or "different length" in reason)
+    else:
+        assert reason is None
 
 
 def _recurrent(source: ResolvedSource) -> LoadedModel:

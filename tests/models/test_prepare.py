@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -84,9 +85,17 @@ sampling = {{ temperature = 0.3 }}
     assert prepared.num_bytes == pytest.approx(nbytes(loaded.model), rel=0.05)
 
 
+@pytest.mark.parametrize("header", [[1], {"a": 5}, {"a": {}}, {"a": {"shape": [2], "data_offsets": [0]}}])
+def test_a_header_that_describes_no_tensors_is_damage(folder: Path, header: Any) -> None:
+    text = json.dumps(header).encode()
+    (folder / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text)
+    with pytest.raises(LoadError, match=r"model\.safetensors is damaged; download the model again\."):
+        weight_bytes(resolve(str(folder)), "cpu", PLENTY)
+
+
 def test_the_model_of_the_command_line_comes_first_by_any_of_its_names(folder: Path) -> None:
     catalogue = parse_catalogue("[models.a]\nsource='x'\naliases=['b']\n[models.c]\nsource='y'", Path("models.toml"))
-    assert [recipe.name for recipe in offer(Config(model="c"), catalogue).others] == ["a"]
+    assert [(recipe.name, recipe.source) for recipe in offer(Config(model="c"), catalogue).others] == [("a", "x")]
     assert offer(Config(model="b"), catalogue).first.name == "a"
     models = offer(Config(model=str(folder)), catalogue)
     assert (models.first.name, models.first.aliases) == ("tiny", (str(folder),))
@@ -98,6 +107,12 @@ def test_rules_may_name_the_model_of_the_command_line_but_nobody_unknown() -> No
     assert offer(Config(), catalogue).rules == {"claude-*": "smollm2"}
     with pytest.raises(ConfigError, match=r"models\.toml, line 2: rules\.claude-\* names the model 'smollm2', but"):
         offer(Config(model="gemma3-270m"), catalogue)
+
+
+def test_a_model_at_odds_with_the_server_is_named() -> None:
+    catalogue = parse_catalogue("[models.a]\nsource='x'\ndraft_model='y'", Path("models.toml"))
+    with pytest.raises(ConfigError, match="The model 'a': draft_model names 'y', but speculation is 'off'"):
+        offer(Config(speculation="off"), catalogue)
 
 
 def test_two_models_of_one_name_are_refused(folder: Path) -> None:

@@ -33,7 +33,6 @@ def test_nothing_is_known_before_the_first_observation():
     assert cost.cheapest_width(1, 3, 8) == 3
     assert cost.steps(1, 8) == ()
     assert not cost.known(1)
-    assert not cost.known_plain(1)
 
 
 @given(curves, st.integers(1, 100))
@@ -206,8 +205,6 @@ def test_plain_steps_are_kept_apart():
     assert cost.plain(1) == 1.0
     assert cost.plain(2) == 1.5
     assert cost.plain(4) is None  # a guess here would make drafts look better than they are
-    assert cost.known_plain(3)
-    assert not cost.known_plain(2)
 
 
 @pytest.mark.parametrize(("num_tokens", "seconds"), [(0, 1.0), (1, 0.0), (1, -1.0), (1, float("nan"))])

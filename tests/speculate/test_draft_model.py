@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fakes import VOCAB, HashModel, slow_twin
-from tests.tiny import CONFIGS, tiny
+from tests.tiny import tiny
 from treadle.engine.sampling import Sampler
 from treadle.models.capabilities import new_layers
-from treadle.speculate.draft_model import DraftModel, unfit
-from treadle.types import Batching, Caps, LayerKind, Request, Sampling
+from treadle.speculate.draft_model import DraftModel
+from treadle.types import Caps, Request, Sampling
 
 GREEDY = Sampling(0.0)
 
@@ -106,25 +105,17 @@ def test_ids_and_biases_that_the_model_does_not_have_are_no_trouble() -> None:
     assert len(made) == 3 and max(made) < VOCAB
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_recurrent_models_and_those_that_cannot_be_padded_are_unfit(name: str) -> None:
-    _, caps = tiny(name)
-    reason = unfit(caps)
-    if LayerKind.STATE in caps.layers or caps.batching is not Batching.RAGGED:
-        assert reason is not None and ("recurrent" in reason or "different length" in reason)
-    else:
-        assert reason is None
-
-
-def test_layers_come_back_from_the_last_row() -> None:
+def test_the_layers_of_the_last_row_stay_as_they_are() -> None:
     model = HashModel()
     draft = draft_of(model, model.caps)
     join(draft, "a", [1, 2, 3])
     join(draft, "b", [4, 5])
-    assert draft.drop("a") is None
-    layers = draft.drop("b")
+    draft.drop("a")
+    layers = draft.layers
+    draft.drop("b")
+    assert draft.layers is None
     assert layers is not None and layers.lengths == [1]
     again: DraftModel[str] = draft_of(model, model.caps)
     again.join("b", layers, GREEDY)
     assert again.draft({"b": np.array([5])}, 3)["b"] == said(model, [4, 5], 3)
-    assert partial(again.row, "b")() == 0
+    assert again.row("b") == 0

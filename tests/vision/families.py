@@ -34,7 +34,7 @@ TEMPLATE = (
     "<|end|>{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 TEXT = {
-    "model_type": "tiny", "hidden_size": 32, "num_hidden_layers": 3, "intermediate_size": 48,
+    "model_type": "tiny", "hidden_size": 32, "num_hidden_layers": 3, "intermediate_size": 64,
     "num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-5, "vocab_size": VOCAB,
     "rope_theta": 10000.0, "max_position_embeddings": 512, "tie_word_embeddings": False,
 }  # fmt: skip

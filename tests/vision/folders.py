@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from tests.vision.families import SETTINGS, config_of, tokenizer, whole_model
@@ -14,10 +15,14 @@ from tests.vision.families import SETTINGS, config_of, tokenizer, whole_model
 FLAT = ("qwen2_vl", "qwen2_5_vl")  # families whose files have the text model's settings at the top
 
 
-def write_folder(path: Path, family: str, **config: Any) -> Path:
-    """A folder of `family` with the weights of `families.tiny`."""
+def write_folder(path: Path, family: str, *, bits: int | None = None, **config: Any) -> Path:
+    """A folder of `family` with the weights of `families.tiny`; the language model's quantised to `bits`."""
     path.mkdir(parents=True, exist_ok=True)
-    weights = dict(tree_flatten(whole_model(family).parameters()))
+    whole = whole_model(family)
+    if bits is not None:
+        nn.quantize(whole.language_model, 32, bits)
+        config["quantization"] = {"group_size": 32, "bits": bits}
+    weights = dict(tree_flatten(whole.parameters()))
     mx.save_safetensors(str(path / "model.safetensors"), weights, metadata={"format": "mlx"})
     known = config_of(family)
     if family in FLAT:

@@ -36,6 +36,14 @@ def test_a_folder_of_every_family_is_loaded_and_sees(tmp_path: Path, family: str
     assert model.caps.vocab_size == 288 and model.caps.context_length == 512
 
 
+@pytest.mark.parametrize("weights", ["packed", "dense"])
+@pytest.mark.parametrize("family", ["qwen2_vl", "gemma3"])
+def test_quantised_weights_see_in_either_form(tmp_path: Path, family: str, weights: Any) -> None:
+    folder = write_folder(tmp_path / "m", family, bits=8)
+    model = load_model(resolve(str(folder)), None, weights=weights)
+    assert model.caps.vision is not None and model.caps.vision.works, model.caps.vision
+
+
 @pytest.mark.parametrize("family", ["idefics3", "smolvlm"])
 def test_without_the_extra_a_model_for_images_alone_is_refused_with_the_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str

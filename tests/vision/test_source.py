@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Thread
 from typing import Any
@@ -102,16 +104,28 @@ class Handler(BaseHTTPRequestHandler):
             self._answer(302, b"", location="file:///etc/passwd")
         elif name == "large":
             self._answer(200, b"x" * 100_000)
+        elif name == "slow":
+            self._drip()
+        elif name == "short":
+            self._answer(200, DATA, length=len(DATA) + 5)
         else:
             self._answer(404, b"")
 
-    def _answer(self, status: int, body: bytes, location: str = "") -> None:
+    def _answer(self, status: int, body: bytes, location: str = "", length: int | None = None) -> None:
         self.send_response(status)
         if location:
             self.send_header("Location", location)
-        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Content-Length", str(len(body) if length is None else length))
         self.end_headers()
         self.wfile.write(body)
+
+    def _drip(self) -> None:
+        """A header that never ends, a byte at a time."""
+        with suppress(OSError):
+            for _ in range(200):
+                self.wfile.write(b"H")
+                self.wfile.flush()
+                time.sleep(0.02)
 
     def log_message(self, *args: Any) -> None: ...
 
@@ -152,6 +166,8 @@ def test_an_image_is_fetched_through_redirects(port: int) -> None:
         ("missing", {}, "status 404"),
         ("large", {"most_bytes": 50_000}, "larger than"),
         ("0", {"seconds": 0.0}, "took too long"),
+        ("short", {}, "ended early"),
+        ("slow", {"seconds": 0.2}, "cannot be fetched"),
     ],
 )
 def test_what_is_too_far_too_large_or_inside_is_refused(

@@ -179,6 +179,7 @@ def described(facts: FactsPort) -> dict[str, Any]:
             "bits": str(caps.kv),
             "why": caps.kv_why,
             "layers": dict(caps.kv_layers),
+            "delta_percent": caps.kv_losses.get(str(caps.kv)),
             "losses": dict(caps.kv_losses),
         },
         "chat_template": facts.chat_template,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -31,15 +32,11 @@ async def messages(http: Request) -> Response:
     """A reply to a conversation."""
     here = context(http)
     body = checked(json_object(await read(http, here.max_body)), MessagesBody)
-    chat = chat_body(body)
-
-    async def reply(resident: ResidentPort) -> Response:
-        return await message_reply(here, resident, body, chat)
-
+    reply = partial(message_reply, here, body, chat_body(body))
     return await answer(here, served_model(here, body.model), body.stream, reply, ANTHROPIC.fault)
 
 
-async def message_reply(here: Context, resident: ResidentPort, body: MessagesBody, chat: ChatBody) -> Response:
+async def message_reply(here: Context, body: MessagesBody, chat: ChatBody, resident: ResidentPort) -> Response:
     with renamed(client_name):
         job, prompts = await start(here, resident, chat, "msg_", chat_prompts)
     omitted = body.thinking is not None and body.thinking.omitted

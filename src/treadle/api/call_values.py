@@ -17,9 +17,6 @@ COMMA = "/, ?/"
 NAME = "/[A-Za-z_][A-Za-z0-9_.-]{0,63}/"
 SCALAR = {"type": ["number", "boolean", "null"]}
 Schema = Mapping[str, Any]
-ValueOf = Callable[[Schema, Schema], str]
-
-
 NO_GRAMMAR = "the syntax of this model's calls has no grammar here"
 
 

@@ -17,7 +17,8 @@ from treadle.api.errors import json_response
 from treadle.api.ports import EnginePort, SlotPort
 from treadle.api.traffic import Traffic
 from treadle.metrics.prometheus import Exporter
-from treadle.metrics.stats import EngineFacts, ModelFacts, reading, stats
+from treadle.metrics.snapshot import ModelFacts
+from treadle.metrics.stats import EngineFacts, reading, stats
 
 TICK_S = 1.0
 
@@ -83,4 +84,4 @@ def facts_of(slot: SlotPort) -> ModelFacts:
         return known
     caps = slot.facts.caps
     known = replace(known, context_length=caps.context_length, batching=caps.batching.value)
-    return replace(known, kv_bits=str(caps.kv), kv_why=caps.kv_why, kv_losses=caps.kv_losses)
+    return replace(known, kv_bits=str(caps.kv), kv_why=caps.kv_why, kv_losses=dict(caps.kv_losses))

@@ -6,6 +6,7 @@ import asyncio
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 from fastapi import APIRouter
@@ -49,14 +50,10 @@ async def chat_completions(http: HttpRequest) -> Response:
     """One or more replies to a conversation."""
     here = context(http)
     body = parse(await read(http, here.max_body), ChatBody)
-
-    async def reply(resident: ResidentPort) -> Response:
-        return await chat_reply(here, resident, body)
-
-    return await answer(here, here.engine.find(body.model), body.stream, reply)
+    return await answer(here, here.engine.find(body.model), body.stream, partial(chat_reply, here, body))
 
 
-async def chat_reply(here: Context, resident: ResidentPort, body: ChatBody) -> Response:
+async def chat_reply(here: Context, body: ChatBody, resident: ResidentPort) -> Response:
     model = resident.model
     job, prompts = await start(here, resident, body, "chatcmpl-", chat_prompts)
     head = head_of(model, job)
@@ -72,14 +69,10 @@ async def completions(http: HttpRequest) -> Response:
     """Continuations of one or more texts or token lists."""
     here = context(http)
     body = parse(await read(http, here.max_body), CompletionBody)
-
-    async def reply(resident: ResidentPort) -> Response:
-        return await completion_reply(here, resident, body)
-
-    return await answer(here, here.engine.find(body.model), body.stream, reply)
+    return await answer(here, here.engine.find(body.model), body.stream, partial(completion_reply, here, body))
 
 
-async def completion_reply(here: Context, resident: ResidentPort, body: CompletionBody) -> Response:
+async def completion_reply(here: Context, body: CompletionBody, resident: ResidentPort) -> Response:
     model = resident.model
     job, prompts = await start(here, resident, body, "cmpl-", completion_prompts)
     head = head_of(model, job)

@@ -21,7 +21,7 @@ from treadle.api.openai import start
 from treadle.api.ports import ModelPort, ResidentPort
 from treadle.api.prompts import chat_prompts
 from treadle.api.responses_body import ResponsesBody, chat_request, conversation, names_of, refuse_unknown
-from treadle.api.responses_items import Turns
+from treadle.api.responses_items import Item, Turns
 from treadle.api.responses_reply import Keep, ResponseCollector, ResponseHead, ResponseWriter, fault, refused
 from treadle.api.responses_stored import router as stored
 from treadle.api.responses_stored import store_of
@@ -44,18 +44,15 @@ async def responses(http: Request) -> Response:
     body = checked(json_object(await read(http, here.max_body)), ResponsesBody)
     refuse_unknown(body)
     slot = here.engine.find(body.model)
-    before = (*store_of(http).history(body.previous_response_id), *(body.input or ()))
-    turns = conversation(body, before[: len(before) - len(body.input or ())])
-    chat = chat_request(body, turns)
-
-    async def reply(resident: ResidentPort) -> Response:
-        return await response_reply(http, resident, body, chat, turns, before)
-
+    history = store_of(http).history(body.previous_response_id)
+    turns = conversation(body, history)
+    before = (*history, *(body.input or ()))
+    reply = partial(response_reply, http, body, chat_request(body, turns), turns, before)
     return await answer(here, slot, body.stream, reply, fault)
 
 
 async def response_reply(
-    http: Request, resident: ResidentPort, body: ResponsesBody, chat: ChatBody, turns: Turns, before: tuple[Any, ...]
+    http: Request, body: ResponsesBody, chat: ChatBody, turns: Turns, before: tuple[Item, ...], resident: ResidentPort
 ) -> Response:
     here, model = context(http), resident.model
     try:

@@ -33,7 +33,8 @@ from treadle.api.errors import json_response
 from treadle.bench.report import report
 from treadle.metrics.gauges import CacheGauge, Gauges, MemoryGauge
 from treadle.metrics.recorder import Recorder
-from treadle.metrics.stats import EngineFacts, ModelFacts, stats
+from treadle.metrics.snapshot import ModelFacts
+from treadle.metrics.stats import EngineFacts, stats
 from treadle.types import Finish, Output, Request, Sampling, Usage
 
 HISTORY_S = 900
@@ -84,7 +85,7 @@ class Past:
         self.recorder.tick(self.live, self.made % 9)
 
     def snapshot(self, since: float) -> Any:
-        model = ModelFacts("model", "ready", context_length=32768, num_bytes=2**30)
+        model = ModelFacts("model", "ready", context_length=32768, weight_bytes=2**30)
         return stats(self.recorder, EngineFacts("ready", None, self.live, 0, [model]), since)
 
 

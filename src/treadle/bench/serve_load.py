@@ -12,7 +12,7 @@ from typing import Any
 from httpx2 import AsyncClient, HTTPError, Limits, Response
 
 from treadle.bench.serve_workloads import Conversation, Message, after
-from treadle.errors import Unreachable
+from treadle.errors import NotAuthorised, Unreachable
 
 SPOKEN = ("content", "reasoning_content", "reasoning", "tool_calls")  # the parts of a delta that are tokens
 
@@ -82,10 +82,13 @@ async def measure(
 
 
 async def first_model(client: AsyncClient, base: str) -> str:
-    """The first that the server lists."""
+    """The first that the server lists. Raises Unreachable, NotAuthorised."""
     try:
         answer = await client.get(f"{base}/models")
-        answer.raise_for_status()
+        if answer.status_code == NotAuthorised.status:
+            raise NotAuthorised("The server wants an API key: --api-key or TREADLE_API_KEY.")
+        if not answer.is_success:
+            raise Unreachable(f"{base}/models names no model (HTTP {answer.status_code}).")
         return str(answer.json()["data"][0]["id"])
     except (HTTPError, ValueError, LookupError, TypeError) as error:
         raise Unreachable(f"{base}/models names no model ({type(error).__name__}: {error}).") from error

@@ -55,6 +55,17 @@ SHAPES: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 131072,
         "tie_word_embeddings": True,
     },
+    "deep": {  # little to compute, and many layers as real models have: 6 KB of rows per token, twice that in float32
+        **QWEN3,
+        "vocab_size": 1024,
+        "head_dim": 64,
+        "hidden_size": 64,
+        "num_hidden_layers": 24,
+        "intermediate_size": 64,
+        "num_attention_heads": 1,
+        "num_key_value_heads": 1,
+        "tie_word_embeddings": True,
+    },
     "wide": {  # little to compute, much to keep: 8 KB of rows per token, twice that in float32
         **QWEN3,
         "vocab_size": 1024,

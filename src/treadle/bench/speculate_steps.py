@@ -48,8 +48,8 @@ class Flat(CostTable):
     def at(self, context: int) -> CostTable:
         return self
 
-    def observe(self, num_tokens: int, seconds: float) -> None:
-        super().observe(num_tokens, 1.0)
+    def observe(self, num_tokens: int, seconds: float, *, warm: bool = False) -> None:
+        super().observe(num_tokens, 1.0, warm=warm)
 
     def observe_plain(self, rows: int, seconds: float) -> None:
         super().observe_plain(rows, 1.0)
@@ -99,7 +99,7 @@ def _checked(subject: Subject, rows: int) -> list[tuple[float, float]]:
     vocab = subject.caps.vocab_size
     room = (DRAFTS + 1) * (STEPS + WARM)
     speculation = Eager(subject.caps, time.perf_counter, cost=Flat(), noise=NOISE)
-    speculation.truth = _settled_text(CONTEXT, room, vocab)
+    speculation.truth = _settled_text(room, vocab)
     model = Settled(subject.model, vocab)
     layers = partial(new_layers, subject.model, subject.caps)
     loop = Loop(model, subject.caps, Config.of(max_rows=rows), layers, speculation=speculation)
@@ -155,7 +155,7 @@ def _prompt(vocab: int) -> Ids:
     return np.random.default_rng(0).integers(0, vocab, CONTEXT)
 
 
-def _settled_text(context: int, tokens: int, vocab: int) -> list[int]:
+def _settled_text(tokens: int, vocab: int) -> list[int]:
     last, text = int(_prompt(vocab)[-1]), []
     for _ in range(tokens):
         last = (7 * last + 3) % vocab

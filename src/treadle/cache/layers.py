@@ -2,7 +2,7 @@
 
 mlx-lm's model files call a cache object per layer (`offset`, `make_mask`, `update_and_fetch`; recurrent layers index
 it). `Layers.caches` is that list. One `Layers` holds one sequence in exact layout, or several as rows of shared
-buffers. Engine thread only. Arrays may be lazy; nothing here evaluates.
+buffers. Engine thread only. Arrays may be lazy; only what moves to other buffers is evaluated.
 """
 
 from __future__ import annotations
@@ -125,6 +125,9 @@ class Layers:
         self._trim(max(counts))
         for columns in self.columns.values():
             columns.begin(counts)
+        for r in self.rows:
+            if r.grow():
+                mx.eval(r.arrays())  # or the old and the new buffers of all layers would be there at once
         ragged = len(set(counts)) > 1
         for state in self.states:
             state.lengths = mx.array(self._counts, mx.int32) if ragged else None
@@ -184,7 +187,10 @@ class Layers:
         return [[None if a is None else mx.contiguous(a[row : row + 1]) for a in s.cache] for s in self.states]
 
     def join(self, other: Layers) -> int:
-        """Copy the one sequence of `other` in as a new row and return its number."""
+        """Move the one sequence of `other` in as a new row and return its number; `other` must not be used any more.
+
+        Evaluated layer by layer, so that no more than one layer is held twice.
+        """
         if self.foreign or other.foreign:
             raise ValueError("foreign layers hold one sequence only")
         if self.num_rows == 1:
@@ -195,6 +201,8 @@ class Layers:
             row, start = columns.take_over(source)
             for mine, theirs in zip(self._of(columns), other._of(source), strict=True):
                 mine.adopt(row, start, theirs)
+                mx.eval(mine.arrays())
+                theirs.release()
         for a, b in zip(self.states, other.states, strict=True):
             a.join(b, self.num_rows)
         self._lengths.append(other.lengths[0])

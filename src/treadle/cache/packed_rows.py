@@ -16,7 +16,7 @@ from treadle.cache.columns import Columns, round_up
 from treadle.cache.pieces import Piece, arrays_of, cut, head_size, joined, mapped, num_tokens, piece_of, rows_of
 from treadle.cache.quantise import Packed, Scheme, scheme_for
 from treadle.cache.recent_columns import BatchRecent, Due, SoloRecent
-from treadle.cache.rows import Rows, cut_columns, held_columns, resized
+from treadle.cache.rows import Rows, cut_columns, held_columns, resized, row_slots
 from treadle.types import KvFormat
 
 EXACT_BITS = 16
@@ -52,7 +52,7 @@ class PackedBuffer:
         have = (0, 0) if self.piece is None else arrays_of(self.piece)[0].shape[0:3:2]
         if rows <= have[0] and columns <= have[1]:
             return
-        slots = have[0] if rows <= have[0] else 1 << (rows - 1).bit_length()
+        slots = have[0] if rows <= have[0] else row_slots(rows)
         width = have[1] if columns <= have[1] else round_up(max(columns, reserve))
         old = [None] * len(arrays_of(like)) if self.piece is None else arrays_of(self.piece)
         grown = [
@@ -60,6 +60,13 @@ class PackedBuffer:
             for a, b in zip(old, arrays_of(like), strict=True)
         ]
         self.piece = like.with_arrays(grown) if isinstance(like, Packed) else grown[0]
+
+    def grow(self, rows: int, end: int, reserve: int) -> bool:
+        """Make room for the first `end` tokens, once something was written; whether that took new arrays."""
+        before = self.piece
+        if before is not None:
+            self._ensure(rows, end, before, reserve)
+        return self.piece is not before
 
     def first(self, rows: int, end: int) -> Piece:
         """The first `end` tokens of the first `rows` rows, as views. Rows beyond those written are zeros."""
@@ -115,6 +122,10 @@ class PackedRows(Rows):
         self._asked.add(self.columns.step)
         self._owed = False
         return True
+
+    def grow(self) -> bool:
+        rows, end = self.columns.num_rows, self.columns.read_packed
+        return any([super().grow(), *(buffer.grow(rows, end, self.reserve) for buffer in self.packed)])
 
     def _pack(self, due: Due) -> None:
         for buffer, exact in zip(self.packed, (self.keys, self.values), strict=True):

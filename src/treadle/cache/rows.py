@@ -63,10 +63,17 @@ class Rows:
         have = (0, 0) if self.keys is None else (self.keys.shape[0], self.keys.shape[2])
         if rows <= have[0] and columns <= have[1]:
             return
-        slots = have[0] if rows <= have[0] else 1 << (rows - 1).bit_length()
+        slots = have[0] if rows <= have[0] else row_slots(rows)
         width = have[1] if columns <= have[1] else round_up(max(columns, self._reserved))
         self.keys = resized(self.keys, (slots, keys.shape[1], width, keys.shape[3]), keys.dtype)
         self.values = resized(self.values, (slots, values.shape[1], width, values.shape[3]), values.dtype)
+
+    def grow(self) -> bool:
+        """Make room for what this step writes, once there are buffers; whether that took new ones."""
+        before = self.keys
+        if before is not None:
+            self._ensure(self.columns.num_rows, self.columns.read_to, self.keys, self.values)
+        return self.keys is not before
 
     def place(self, row: int, start: int, keys: Any, values: Any) -> None:
         """Copy one sequence's rows ([1, heads, n, dim]) into a row slot."""
@@ -137,6 +144,12 @@ class Rows:
         return [] if self.keys is None else [self.keys, self.values]
 
 
+def row_slots(rows: int) -> int:
+    """Row slots to make for so many rows: up to a quarter more, so that a join into a large group seldom copies."""
+    grain = 1 << max(0, (rows - 1).bit_length() - 3)
+    return -(-rows // grain) * grain
+
+
 def held_columns(columns: Columns, row: int) -> NDArray[np.intp]:
     """The columns of a row's tokens, in order."""
     return columns.held(row) if isinstance(columns, BatchColumns) else np.arange(columns.index)
@@ -153,7 +166,8 @@ def cut_columns(buffer: Any, row: int, columns: NDArray[np.intp]) -> Any:
 
 
 def resized(old: Any, shape: tuple[int, ...], dtype: Any) -> Any:
-    new = mx.zeros(shape, dtype)
-    if old is not None:
-        new[: old.shape[0], :, : old.shape[2]] = old
-    return new
+    """Zeros, with `old` in the first rows and columns."""
+    if old is None:
+        return mx.zeros(shape, dtype)
+    rows, _, columns, _ = shape
+    return mx.pad(old, [(0, rows - old.shape[0]), (0, 0), (0, columns - old.shape[2]), (0, 0)])

@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -106,15 +106,17 @@ class Packed:
 
     tier = "quantised"
 
-    def __init__(self, tensors: Sequence[Any], num_tokens: int) -> None:
-        mx.eval([t.arrays() if isinstance(t, quantise.Packed) else t for t in tensors])
-        self.tensors = list(tensors)
+    def __init__(self, tensors: Iterable[Any], num_tokens: int) -> None:
+        self.tensors = []
+        for tensor in tensors:  # one after another: packing takes some times a tensor's own memory
+            mx.eval(arrays_of(tensor))
+            self.tensors.append(tensor)
         self.num_tokens = num_tokens
         self.nbytes = sum(t.nbytes for t in self.tensors)
 
     @classmethod
     def of(cls, owned: Owned, num_tokens: int, bits: int, group_size: int) -> Packed:
-        return cls([_packed(t, bits, group_size) for t in owned.tensors], num_tokens)
+        return cls((_packed(t, bits, group_size) for t in owned.tensors), num_tokens)
 
     def split(self, at: int) -> tuple[Packed, Packed]:
         n = self.num_tokens

@@ -116,7 +116,7 @@ def convert(layers: Layers, fresh: Sequence[Layers]) -> None:
     for number, old in enumerate(layers.rows):
         for row, new in enumerate(fresh):
             _convert_layer(old, row, new.rows[number], layers.lengths[row])
-        mx.eval([new.rows[number].arrays() for new in fresh])
+            mx.eval(new.rows[number].arrays())
         old.release()
     for row, new in enumerate(fresh):
         new.set_length(layers.lengths[row])

@@ -107,5 +107,6 @@ def _model(config: Config) -> list[str]:
     _line("vocabulary", f"{caps.vocab_size} tokens")
     _line("layers", kinds + (f"; window {caps.window} tokens" if caps.window is not None else ""))
     _line("batching", f"{caps.batching.value}: {caps.why}" if caps.why else caps.batching.value)
+    _line("images", "none: a model of text alone" if caps.vision is None else caps.vision.why)
     _line("chat template", "yes" if model.chat_template is not None else "none: only text completion works")
     return []

@@ -10,14 +10,13 @@ import typer
 
 from treadle.cli import options
 from treadle.models.catalogue import Entry, default_file, read_catalogue
-from treadle.models.sources import KnownModel, known_models
+from treadle.models.sources import KnownModel, check_source, known_models
 
 Name = Annotated[str, typer.Argument(help="A name of models.toml.")]
 NameOrSource = Annotated[str, typer.Argument(help="A name of models.toml, or a source as for `treadle serve`.")]
 Source = Annotated[str, typer.Argument(help="A known name, a folder, a .gguf file or a Hugging Face id org/name.")]
 Aliases = Annotated[list[str], typer.Option("--alias", help="A further name; repeatable.", show_default="none")]
 Pinned = Annotated[bool, typer.Option("--pinned", help="Load it at the start and keep it.")]
-SAMPLING = ("temperature", "top_p", "top_k")
 
 models = typer.Typer(help="List, name and download models.", context_settings={"help_option_names": ["-h", "--help"]})
 
@@ -40,11 +39,9 @@ def show_all(context: typer.Context, models_file: options.ModelsFile = None) -> 
         table.add_column(heading, overflow="fold", no_wrap=heading in ("NAME", "STATE", "SIZE"))
     known = {model.name: model for model in known_models()}
     for entry in read_catalogue(models_file).entries:
-        table.add_row(
-            entry.name, *_state(known.get(entry.source)), f"{entry.source}, in models.toml", _path(entry, known)
-        )
+        table.add_row(entry.name, *_state(entry, known), f"{entry.source}, in models.toml", _path(entry, known))
     for model in known.values():
-        table.add_row(model.name, *_state(model), model.about, str(model.path or "-"))
+        table.add_row(model.name, *_downloaded(model), model.about, str(model.path or "-"))
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = 400  # never fold a line that another program reads
@@ -69,14 +66,17 @@ def add(
     """
     from treadle.models.catalogue_file import add_entry
 
-    given = {"temperature": temperature, "top_p": top_p, "top_k": top_k}
-    sampling = {key: value for key, value in given.items() if value is not None}
+    check_source(source)
     folder = Path(source).expanduser()
-    whole = str(folder.resolve()) if folder.exists() else source
-    values: dict[str, Any] = {"source": whole, "aliases": list(aliases), "context_length": context_length}
-    values |= {"pinned": pinned, "sampling": sampling}
+    values: dict[str, Any] = {
+        "source": str(folder.resolve()) if folder.exists() else source,
+        "aliases": list(aliases) or None,
+        "context_length": context_length,
+        "pinned": pinned or None,
+        "sampling": _given({"temperature": temperature, "top_p": top_p, "top_k": top_k}) or None,
+    }
     path = _file(models_file)
-    add_entry(path, name, {key: value for key, value in values.items() if value})
+    add_entry(path, name, _given(values))
     print(f"{name} is in {path} now.")
 
 
@@ -114,13 +114,16 @@ def show(name: NameOrSource, models_file: options.ModelsFile = None) -> None:
 
     treadle models show coder
     """
-    entry = read_catalogue(models_file).find(name) or Entry(name, name)
+    entry = read_catalogue(models_file).find(name)
+    if entry is None:
+        check_source(name)
+        entry = Entry(name, name)
     known = {model.name: model for model in known_models()}
     lines: dict[str, Any] = {"source": entry.source, "aliases": ", ".join(entry.aliases)}
     lines |= {"pinned": "yes" if entry.pinned else "", **entry.settings}
     lines |= {f"sampling.{key}": value for key, value in entry.sampling.items()}
     lines |= {"chat template": "its own" if entry.chat_template is None else "from models.toml"}
-    lines |= dict(zip(("state", "size"), _state(known.get(entry.source)), strict=True)) | {"path": _path(entry, known)}
+    lines |= dict(zip(("state", "size"), _state(entry, known), strict=True)) | {"path": _path(entry, known)}
     print(entry.name)
     for key, value in lines.items():
         if value != "":
@@ -140,8 +143,24 @@ def _path(entry: Entry, known: Mapping[str, KnownModel]) -> str:
     return str(path) if path.exists() else "-"
 
 
-def _state(model: KnownModel | None) -> tuple[str, str]:
-    if model is None:
+def _state(entry: Entry, known: Mapping[str, KnownModel]) -> tuple[str, str]:
+    """Whether it is here, and how large its files are."""
+    model, path = known.get(entry.source), Path(entry.source).expanduser()
+    if model is not None:
+        return _downloaded(model)
+    if not path.exists():
         return "-", "-"
-    state = "downloaded" if model.downloaded else "not downloaded"
-    return state, f"{model.num_bytes / 1e6:.0f} MB"
+    files = [path] if path.is_file() else [file for file in path.iterdir() if file.is_file()]
+    return "here", _size(sum(file.stat().st_size for file in files))
+
+
+def _downloaded(model: KnownModel) -> tuple[str, str]:
+    return "downloaded" if model.downloaded else "not downloaded", _size(model.num_bytes)
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 1e6:.0f} MB"
+
+
+def _given(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if value is not None}

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Annotated, Any
 
 import typer
 
-from treadle.config import Config
-
-DEFAULTS: dict[str, Any] = {field.name: field.default for field in fields(Config)}
+from treadle.config import DEFAULTS as DEFAULTS
 
 Model = Annotated[
     str,

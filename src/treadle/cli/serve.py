@@ -7,8 +7,7 @@ import os
 from treadle import runtime
 from treadle.cli import options
 from treadle.cli.listener import listen
-from treadle.cli.options import DEFAULTS
-from treadle.config import Config
+from treadle.config import DEFAULTS, Config
 
 
 def serve(

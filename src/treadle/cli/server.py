@@ -19,13 +19,15 @@ from treadle.cli.session import settled
 from treadle.config import Config
 from treadle.engine.engine import Engine
 from treadle.engine.fleet import FILES_THREAD
+from treadle.engine.thread import ENGINE_THREAD
+from treadle.errors import TreadleError
 from treadle.metrics.request_log import log_finished
 from treadle.models.catalogue import read_catalogue
 from treadle.models.prepare import offer
 
 log = logging.getLogger(__name__)
 
-THREADS = ("treadle-engine", FILES_THREAD)
+THREADS = (ENGINE_THREAD, FILES_THREAD)
 
 
 def run(config: Config, listener: socket.socket) -> None:
@@ -41,13 +43,21 @@ def run(config: Config, listener: socket.socket) -> None:
     engine = Engine(models.first, config, models.others, models.rules)
     engine.recorder.listener = log_finished
     server = Server(engine, config)
+    failure: TreadleError | None = None
     with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
-        runner.run(_serve(server, engine, listener))
+        try:
+            runner.run(_serve(server, engine, listener))
+        except TreadleError as error:
+            failure = error
     if any(thread.name in THREADS for thread in threading.enumerate()):
         # One downloads, loads or computes still: Python would tear MLX down under it, which ends in a crash.
         logs.stop()
+        if failure is not None:
+            print(f"treadle: {failure.message}", file=sys.stderr)
         sys.stdout.flush()
-        os._exit(0)
+        os._exit(0 if failure is None else 1)
+    if failure is not None:
+        raise failure
 
 
 class Server(http.Server):
@@ -74,14 +84,15 @@ async def _serve(server: Server, engine: Engine, listener: socket.socket) -> Non
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     loading = asyncio.create_task(settled(engine))
     await asyncio.wait((serving, loading), return_when=asyncio.FIRST_COMPLETED)
+    ending = server.should_exit  # by a signal: a load that was cut short for it is no failure
     if not loading.done():
         loading.cancel()
     elif loading.exception() is not None:
         server.should_exit = True
-    elif not server.should_exit:
+    elif not ending:
         _announce(engine, *listener.getsockname()[:2])
     await asyncio.wait((serving, loading))
-    for task in (loading, serving):
+    for task in (serving,) if ending else (loading, serving):
         if not task.cancelled():
             task.result()
 

@@ -81,6 +81,7 @@ class Session:
             max_tokens=body.limit,
             stop_ids=model.stop_ids,
             boundaries=prompt.boundaries,
+            constraint=prompt.constraint,
             spans=prompt.spans,
         )
         stream = self._engine.submit(request)

@@ -20,6 +20,7 @@ from treadle.models.capabilities import new_layers
 from treadle.models.load import LoadedModel
 from treadle.speculate.calibrate import Calibration, calibrate
 from treadle.speculate.draft_model import DraftModel
+from treadle.speculate.telemetry import SpeculationCounters
 from treadle.types import Caps, Drafting, LayerKind
 from treadle.vision.sight import Sight
 
@@ -27,8 +28,14 @@ MARKERS = ("pad", "image", "img", "vision", "video", "audio")  # in the names of
 _measured: dict[str, Calibration] = {}
 
 
-def build_loop(loaded: LoadedModel, config: Config, ledger: Ledger, store: Store | None) -> Loop:
-    """The loop of one model. `store` keeps its computed prefixes; None keeps none."""
+def build_loop(
+    loaded: LoadedModel,
+    config: Config,
+    ledger: Ledger,
+    store: Store | None,
+    counters: SpeculationCounters | None = None,
+) -> Loop:
+    """The loop of one model. `store` keeps its computed prefixes; None keeps none. `counters`: from an earlier load."""
     return Loop(
         loaded.model,
         loaded.caps,
@@ -37,12 +44,14 @@ def build_loop(loaded: LoadedModel, config: Config, ledger: Ledger, store: Store
         ledger,
         Reuse(store, loaded.caps, config.checkpoint_every, loaded.revision),
         grammars=partial(grammars_of, loaded.tokenizer, loaded.caps.vocab_size, loaded.stop_ids),
-        speculation=_speculation(loaded, config, store),
+        speculation=_speculation(loaded, config, store, counters),
         sight=None if loaded.reader is None else Sight(loaded.model, int(config.image_cache_mb * 2**20)),
     )
 
 
-def _speculation(loaded: LoadedModel, config: Config, store: Store | None) -> Speculation | None:
+def _speculation(
+    loaded: LoadedModel, config: Config, store: Store | None, counters: SpeculationCounters | None
+) -> Speculation | None:
     if config.speculation == "off" or not can_go_back(loaded.caps):
         return None
     calibration = _measured.get(loaded.revision)
@@ -58,6 +67,7 @@ def _speculation(loaded: LoadedModel, config: Config, store: Store | None) -> Sp
         cost=calibration.cost,
         noise=calibration.noise,
         barred=barred_ids(loaded.tokenizer, loaded.stop_ids),
+        counters=counters,
     )
 
 

@@ -105,7 +105,9 @@ class Engine:
         return found
 
     def _named(self, name: str) -> Slot | None:
-        return next((slot for slot in self.slots if slot.answers_to(name)), None)
+        """A name or an alias wins over a source, whatever the order of the models."""
+        named = (slot for slot in self.slots if slot.answers_to(name))
+        return next(named, None) or next((slot for slot in self.slots if slot.comes_from(name)), None)
 
     @property
     def model(self) -> ModelCard:

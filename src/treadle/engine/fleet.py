@@ -64,15 +64,16 @@ class Fleet:
                 if slot.resident is None:
                     await self._load(slot, await apart(slot.recipe.prepare))
         except (LoadError, ConfigError) as error:
-            slot.failed(error.message)
+            log.warning("Loading %s failed: %s", slot.name, error.message)
+            slot.failed(error.message, error.code)
             raise NotReady(error.message, code=error.code) from error
         except TreadleError:
             raise  # no fault of the model's
         except Exception as error:
             log.exception("Loading %s failed.", slot.name)
             reason = f"Loading failed ({type(error).__name__}: {error})."
-            slot.failed(reason)
-            raise NotReady(reason) from error
+            slot.failed(reason, LoadError.code)
+            raise NotReady(reason, code=LoadError.code) from error
 
     async def _load(self, slot: Slot, prepared: Prepared) -> None:
         if prepared.lighter is not None and prepared.num_bytes > self._most:

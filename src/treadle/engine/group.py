@@ -26,7 +26,7 @@ from treadle.grammar.matcher import free_mask
 from treadle.grammar.vocabulary import mask_words
 from treadle.types import TokenLogprob
 
-Draft = tuple[int, ...]
+Tokens = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,18 +35,14 @@ class Flight:
 
     rows: tuple[Sequence, ...]
     drawn: Drawn
-    drafts: tuple[Draft, ...]
+    drafts: tuple[Tokens, ...]
     fed: tuple[int, ...] = ()  # of a checked step: tokens that each row was fed, padding included
     states: Any = None  # of a checked step: the recurrent layers before it
 
     @property
-    def checked(self) -> bool:
-        return bool(self.fed)
-
-    @property
     def urgent(self) -> bool:
-        """Whether it must be read at once: drafts, somebody's first token, or a mask that depends on it."""
-        return self.checked or any(row.first_token is None or row.matcher is not None for row in self.rows)
+        """Whether a plain step must be read at once: somebody's first token, or a mask that depends on it."""
+        return any(row.first_token is None or row.matcher is not None for row in self.rows)
 
     def read(self) -> list[list[Emission]]:
         """Wait for the device, with one synchronisation for all rows; what was drawn, by row."""
@@ -130,7 +126,7 @@ class Group:
         self.layers.begin([1] * len(self.rows))
         logits = self.model(self._feed[:, None], cache=self.layers.caches, **self._shifted())[:, -1]
         self.layers.end()
-        nothing: tuple[Draft, ...] = ((),) * len(self.rows)
+        nothing: tuple[Tokens, ...] = ((),) * len(self.rows)
         mask = self._mask(logits, nothing)
         for row in self.rows:
             row.computed += 1
@@ -140,7 +136,7 @@ class Group:
         mx.async_eval(self._feed, *drawn.arrays())  # type: ignore[no-untyped-call]
         return Flight(tuple(self.rows), drawn, nothing)
 
-    def check(self, drafts: Mapping[Sequence, Draft], width: int = 0, gaps: bool = True) -> Flight:
+    def check(self, drafts: Mapping[Sequence, Tokens], width: int = 0, gaps: bool = True) -> Flight:
         """Start a checked step. `width`: tokens per row to pad to, where that is cheaper; `gaps`: measure them.
 
         Rows without drafts ride along. No step may be under way.
@@ -193,7 +189,7 @@ class Group:
         shifts = [row.shift for row in self.rows]
         return {"shift": mx.array(shifts, mx.int32)} if any(shifts) else {}
 
-    def _mask(self, logits: Any, drafts: Several[Draft]) -> NDArray[np.uint32] | None:
+    def _mask(self, logits: Any, drafts: Several[Tokens]) -> NDArray[np.uint32] | None:
         """uint32 [lines, words] of the ids that may come next, made while the device computes; None: all may."""
         if not any(row.matcher for row in self.rows):
             return None

@@ -2,7 +2,7 @@
 
 One turn: admit waiting sequences, step every group that decodes, compute one prefill chunk if the pacer allows it.
 A prompt is prefilled up to its last token; that token is the first decode step, so there is one way to get logits.
-`engine.py` runs this on its thread; tests and offline use call `step` themselves.
+`thread.py` runs this; tests and offline use call `step` themselves.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Loop:
         self.grammars = grammars
         self.speculation = speculation
         self.sight = sight
-        self.open: Callable[[], bool] = lambda: True  # whether a sequence may start; `pressure.py` says when not
+        self.open: Callable[[int], bool] = lambda nbytes: True  # for a prompt's rows, now; see `pressure.py`
         self.waiting: deque[Sequence] = deque()
         self.prefilling: list[Sequence] = []
         self.groups: list[Group] = []
@@ -143,10 +143,10 @@ class Loop:
 
     def _admit(self) -> None:
         slots = 1 if self.config.on_busy == "queue" else self.config.max_rows
-        while self.waiting and self.num_running < slots and self.open():
+        while self.waiting and self.num_running < slots:
             first = self.waiting[0]
             need = make_fit(first, self.ledger, least(first.kv, self.caps, self.config.kv_bits))
-            if not self.ledger.fits(need):
+            if not (self.ledger.fits(need) and self.open(self.ledger.rows(len(first.tokens), first.kv))):
                 return
             sequence = self.waiting.popleft()
             self.ledger.promise(sequence.id, need)
@@ -170,12 +170,12 @@ class Loop:
             elif group.rows:
                 self._plain_step(group, began)
         except Exception as error:
-            self._isolate(group, error)
+            self.isolate(group, error)
         self.pacer.decoded(self.clock() - began)
         self._steps += 1
         if self._steps % CLEAR_EVERY == 0:
             mx.clear_cache()
-            for row in group.rows:
+            for row in (row for one in self.groups for row in one.rows):
                 self.ledger.grow(row.id, row.computed + CLEAR_EVERY, row.kv)
             self.reuse.make_room(self.ledger.free)
 
@@ -248,7 +248,7 @@ class Loop:
         elif tokens:
             self._outputs.append(Output(sequence.id, tuple(tokens), tuple(logprobs)))
 
-    def _isolate(self, group: Group, error: Exception) -> None:
+    def isolate(self, group: Group, error: Exception) -> None:
         """A shared step failed: compute each row once more alone; a row that fails alone ends with the error."""
         log.exception("A step over %d rows failed.", len(group.rows))
         self.groups.remove(group)

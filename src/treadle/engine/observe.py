@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 
 import mlx.core as mx
@@ -13,12 +13,18 @@ from treadle.engine.pressure import Pressure
 from treadle.metrics.gauges import CacheGauge, Gauges, MemoryGauge, SequenceGauge
 from treadle.metrics.snapshot import DeviceCard
 from treadle.runtime import DeviceFacts, device_facts
+from treadle.speculate.telemetry import SpeculationCounters
 
 
-def observe(limit: int, store: Store | None, loops: Mapping[str, Loop], pressure: Pressure) -> Gauges:
-    """Everything that is read and not counted, now. `limit` is the memory limit in bytes; loops by model."""
+def observe(
+    limit: int,
+    store: Store | None,
+    loops: Sequence[Loop],
+    pressure: Pressure,
+    speculation: Mapping[str, SpeculationCounters],
+) -> Gauges:
+    """Everything that is read and not counted, now. `limit` is the memory limit in bytes; `speculation` by model."""
     device = facts()
-    speculating = {name: loop.speculation for name, loop in loops.items() if loop.speculation is not None}
     return Gauges(
         device=DeviceCard(device.name, device.backend, device.memory_bytes, device.versions),
         memory=MemoryGauge(limit, mx.get_active_memory(), mx.get_peak_memory(), mx.get_cache_memory()),
@@ -26,10 +32,10 @@ def observe(limit: int, store: Store | None, loops: Mapping[str, Loop], pressure
         cache=None if store is None else cache_gauge(store),
         sequences=tuple(
             SequenceGauge(sequence.id, sequence.stage.value, sequence.computed, sequence.cached)
-            for loop in loops.values()
+            for loop in loops
             for sequence in loop.sequences()
         ),
-        speculation={name: one.counters.snapshot() for name, one in speculating.items()} or None,
+        speculation={name: one.snapshot() for name, one in speculation.items()} or None,
     )
 
 

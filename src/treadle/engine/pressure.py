@@ -15,7 +15,19 @@ import mlx.core as mx
 
 from treadle.cache.formats import least
 from treadle.cache.transfer import convert, shrink
-from treadle.engine.governor import SYSTEM_S, Act, Action, Candidate, Governor, Level, Reading, Situation, level_of
+from treadle.engine.ending import sentence
+from treadle.engine.governor import (
+    SHARES,
+    SYSTEM_S,
+    Act,
+    Action,
+    Candidate,
+    Governor,
+    Level,
+    Reading,
+    Situation,
+    level_of,
+)
 from treadle.engine.sequence import Sequence, Stage
 from treadle.metrics.gauges import PressureGauge
 from treadle.types import Finish, KvFormat
@@ -65,9 +77,15 @@ class Pressure:
         """Let the loop ask before it admits a sequence."""
         loop.open = self.open
 
-    def open(self) -> bool:
-        """Whether a sequence may start. With none running one always may: it may be what has to finish first."""
-        return not self.governor.holding or not any(loop.num_running for loop in self._loops())
+    def open(self, nbytes: int) -> bool:
+        """Whether a sequence may start that takes so many bytes soon; what the cache has would give way to it.
+
+        With none running one always may: somebody has to finish first.
+        """
+        if not any(loop.num_running for loop in self._loops()):
+            return True
+        idle = 0 if self._store is None else self._store.tree.totals.nbytes
+        return not self.governor.holding and self._active() - idle + nbytes < SHARES[Level.HOLD] * self._limit
 
     def relieve(self) -> None:
         """Read, and act until nothing more is asked for."""
@@ -114,7 +132,7 @@ class Pressure:
 
     def _situation(self, reading: Reading) -> Situation:
         store, room = self._store, self._limit - reading.active
-        idle = store is not None and self._may_pack and store.packable(0.0, room) is not None
+        idle = store is not None and self._may_pack and store.packable(0.0, room // 2) is not None
         return Situation(
             [_candidate(loop, sequence) for loop, sequence in self._running()],
             idle,
@@ -138,6 +156,8 @@ class Pressure:
         found = next(((loop, s) for loop, s in self._running() if s.id == action.id), None)
         match action.act:
             case Act.REMEASURE:
+                for group in [group for loop in self._loops() for group in loop.groups]:
+                    shrink(group.layers)
                 mx.synchronize()
                 mx.clear_cache()
             case Act.EVICT:
@@ -146,7 +166,7 @@ class Pressure:
                 self._store.make_room(self._store.tree.totals.nbytes - action.nbytes)
             case Act.PACK_IDLE:
                 assert self._store is not None
-                self._store.pack_one(IDLE_BITS, 0.0, self._limit - self._active())
+                self._store.pack_one(IDLE_BITS, 0.0, (self._limit - self._active()) // 2)
             case Act.PACK_LIVE:
                 assert found is not None
                 pack_rows(*found)
@@ -189,11 +209,19 @@ def pack_rows(loop: Loop, sequence: Sequence) -> None:
     rows = [sequence] if group is None else list(group.rows)
     for row in rows:
         loop.reuse.forget(row)  # its rows are no longer those of its format
-    if group is None:
-        assert sequence.layers is not None
-        sequence.layers = _packed(loop, rows, sequence.layers, kv)
-    else:
-        group.layers = _packed(loop, rows, group.layers, kv)
+    try:
+        if group is None:
+            assert sequence.layers is not None
+            sequence.layers = _packed(loop, rows, sequence.layers, kv)
+        else:
+            group.layers = _packed(loop, rows, group.layers, kv)
+    except Exception as error:  # as in a step: it is these sequences' own, and they are tried once more alone
+        if group is not None:
+            loop.isolate(group, error)
+        else:
+            log.exception("Packing the rows of %s failed.", sequence.id)
+            loop.abort(sequence.id, Finish.ERROR, sentence(error))
+        return
     for row in rows:
         row.kv = kv
         loop.ledger.promise(row.id, loop.ledger.need(len(row.tokens), row.room - row.num_generated, kv))

@@ -18,14 +18,13 @@ from treadle.cache.budget import Budget, default_bytes
 from treadle.cache.disk import DiskTier
 from treadle.cache.layers import Layers
 from treadle.cache.node import agreement
-from treadle.cache.report import cache_report
 from treadle.cache.segments import Holder
 from treadle.cache.spill import Spill
 from treadle.cache.store import Settings, Store
 from treadle.config import Config
 from treadle.engine.sequence import Sequence
 from treadle.runtime import device_facts
-from treadle.types import CacheReport, Caps, LayerKind
+from treadle.types import Caps, LayerKind
 from treadle.vision.spans import outside
 
 log = logging.getLogger("treadle.cache")
@@ -40,7 +39,6 @@ class Reuse:
 
     def __init__(self, store: Store | None, caps: Caps, checkpoint_every: int, revision: str = "") -> None:
         foreign = LayerKind.FOREIGN in caps.layers
-        self._given = store
         self.store = None if foreign else store
         self.failures: Counter[str] = Counter()
         self.note = "This model keeps a cache of its own that cannot be cut, so no prefix is reused." if foreign else ""
@@ -78,7 +76,7 @@ class Reuse:
         sequence.holder, sequence.layers, sequence.computed = lease.holder, lease.layers, lease.length
         layers = lease.layers
         lease.holder.locate = lambda: (layers, 0)
-        if not sequence.retried:
+        if not (sequence.retried or sequence.preempted):
             sequence.cached = min(lease.length, sequence.num_prompt)
 
     def coming(self, sequence: Sequence, prefilling: Several[Sequence]) -> bool:
@@ -157,13 +155,6 @@ class Reuse:
             store = self.store
             self._tried("eviction", lambda: store.make_room(nbytes))
 
-    def report(self) -> CacheReport:
-        return CacheReport(note=self.note) if self.store is None else cache_report(self.store, self.note)
-
-    def clear(self) -> int:
-        """Drop what is not in use; bytes freed."""
-        return 0 if self.store is None else self.store.clear()
-
     def tidy(self) -> bool:
         """One small piece of work for idle moments; whether there may be more."""
         more = False
@@ -179,11 +170,6 @@ class Reuse:
         if self.store is not None:
             store = self.store
             self._tried("unloading", lambda: store.drop(revision))
-
-    def close(self) -> None:
-        """Let the disk tier write what waits."""
-        if self._given is not None and self._given.spill is not None:
-            self._given.spill.tier.stop()
 
 
 def store_of(config: Config, limit: int) -> Store | None:

@@ -49,7 +49,6 @@ class Sequence:
     shift: int = 0  # how far a token behind the prompt stands from its place
     started: float | None = None
     first_token: float | None = None
-    prefill_s: float = 0.0
     vision_s: float = 0.0
     finish: Finish | None = None
     stop_id: int | None = None  # the end id that was drawn

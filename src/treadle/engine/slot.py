@@ -40,6 +40,7 @@ class Slot:
         self.leaving = False  # to be unloaded as soon as nothing of it runs
         self.failure: str | None = None
         self.failed_at = 0.0
+        self.failure_code: str | None = None
         self.facts: Facts | None = None
         self._waiting: set[object] = set()
         self._owed: set[object] = set()  # those of them for whom it was loaded and who have not taken it up yet
@@ -88,8 +89,12 @@ class Slot:
         return "failed" if self.failure is not None else "unloaded"
 
     def answers_to(self, name: str) -> bool:
-        known = () if self.facts is None else (self.facts.name, self.facts.source)
-        return name in (self.recipe.name, *self.recipe.aliases, *known)
+        """Whether that is its name or an alias."""
+        return name in (self.name, self.recipe.name, *self.recipe.aliases)
+
+    def comes_from(self, source: str) -> bool:
+        """Whether that is its source, as it was written or, once it was loaded, as a path."""
+        return source in (self.recipe.source, "" if self.facts is None else self.facts.source)
 
     @asynccontextmanager
     async def use(self) -> AsyncIterator[Resident]:
@@ -105,13 +110,13 @@ class Slot:
     async def loaded(self, again: bool = False) -> Resident:
         """Wait until it is loaded. `again`: try it even if that failed a moment ago. Raises as `use`."""
         if not again and self.failure is not None and time.monotonic() - self.failed_at < FAILED_S:
-            raise NotReady(self.failure)
+            raise NotReady(self.failure, code=self.failure_code)
         if len(self._waiting) >= self.recipe.config.max_waiting:
             raise QueueFull(f"{len(self._waiting)} requests wait for {self.name!r} already; try again shortly.")
         one = object()
         self._waiting.add(one)
         try:
-            while self.resident is None or self.leaving:
+            while self.resident is None or (self.leaving and one not in self._owed):
                 await self._load()
             return self.resident
         finally:
@@ -149,8 +154,9 @@ class Slot:
         self._owed = set(self._waiting)
         self.facts = Facts(model.name, model.source, model.revision, model.caps, model.chat_template is not None)
 
-    def failed(self, reason: str) -> None:
-        self.failure, self.failed_at = reason, time.monotonic()
+    def failed(self, reason: str, code: str | None) -> None:
+        """A load of it failed. `code` is for clients."""
+        self.failure, self.failure_code, self.failed_at = reason, code, time.monotonic()
 
     async def load(self) -> None:
         """Load it by hand. Raises NotReady with the reason when that fails."""

@@ -45,7 +45,7 @@ class Speculation:
     """One model's. `noise`: logits closer than this may change places in a step over several tokens.
 
     `lookup`: whether drafts come from the text itself; `following`: the draft model, if there is one. `barred` ids are
-    never drafted. Forced tokens of a grammar are drafted in any case.
+    never drafted. Forced tokens of a grammar are drafted in any case. `counters` go on from an earlier load.
     """
 
     def __init__(
@@ -58,9 +58,10 @@ class Speculation:
         cost: CostTable | None = None,
         noise: float = 0.0,
         barred: frozenset[int] = frozenset(),
+        counters: SpeculationCounters | None = None,
     ) -> None:
         self.cost = cost or CostTable()
-        self.counters = SpeculationCounters()
+        self.counters = counters or SpeculationCounters()
         self.following = following
         self.noise = noise
         self.fault = ""  # why the draft model is no longer asked
@@ -74,13 +75,12 @@ class Speculation:
         self._planning_s = 0.0
         self._blamed: list[Sequence] = []  # rows for whose sake the device has had nothing to do since `_idle_since`
         self._idle_since = 0.0
-        self._sources: dict[Sequence, Draft] = {}
 
     # A sequence's life
 
     def begin(self, sequence: Sequence) -> None:
         """The sequence starts to decode."""
-        if LayerKind.FOREIGN in self._caps.layers or not sequence.request.speculation:
+        if not sequence.request.speculation:
             return
         shared = self._replies if not sequence.request.cache_salt else None
         if sequence.speculator is None:
@@ -95,9 +95,10 @@ class Speculation:
     def end(self, sequence: Sequence, stop_id: int | None) -> None:
         """The sequence is over."""
         self.leave(sequence, stop_id)
-        if sequence.speculator is not None and not sequence.request.cache_salt:
-            self._replies.add(sequence.tokens[sequence.num_prompt :].tolist())
+        if sequence.speculator is not None:
             self.counters.cooldowns += sequence.speculator.control.cooldowns
+            if not sequence.request.cache_salt:
+                self._replies.add(sequence.tokens[sequence.num_prompt :].tolist())
 
     # The draft model
 
@@ -143,8 +144,8 @@ class Speculation:
     def landed(self, group: Group) -> None:
         """The step that `foresees` wanted read was read."""
         self._idle_since = self._clock()
-        rows = [row for row in group.rows if row.speculator is not None]
-        self._blamed = [row for row in rows if row.speculator.landed(int(row.tokens[-1]))]  # type: ignore[union-attr]
+        waited = [(row, row.speculator) for row in group.rows if row.speculator is not None]
+        self._blamed = [row for row, speculator in waited if speculator.landed(int(row.tokens[-1]))]
 
     def plan(self, group: Group) -> Plan | None:
         """The drafts of the next step; None: it is a plain one. Nothing may be under way."""
@@ -260,10 +261,10 @@ class Speculation:
         """What stands of a checked step, row by row."""
         verdicts = []
         for row, draft, line in zip(flight.rows, flight.drafts, found, strict=True):
-            gaps = [e.gap for e in line] if self.noise and draft else None
+            gaps = [e.gap for e in line if e.gap is not None] if self.noise and draft else None  # all have one then
             room = row.room - row.num_generated
             drawn = [e.token for e in line]
-            verdicts.append(judge(draft, drawn, gaps, self.noise, row.request.stop_ids, room))  # type: ignore[arg-type]
+            verdicts.append(judge(draft, drawn, gaps, self.noise, row.request.stop_ids, room))
         return verdicts
 
     def settle(self, plan: Plan, flight: Flight, verdicts: Several[Verdict], seconds: float) -> None:

@@ -30,10 +30,12 @@ if TYPE_CHECKING:
     from treadle.cache.store import Store
     from treadle.engine.pressure import Pressure
     from treadle.models.load import LoadedModel
+    from treadle.speculate.telemetry import SpeculationCounters
 
 log = logging.getLogger("treadle.engine")
 
 T = TypeVar("T")
+ENGINE_THREAD = "treadle-engine"
 TIDY_S = 1.0  # an idle engine looks after its cache this often
 STUCK_S = 120.0  # a turn of a loop that takes longer counts as a stuck device
 
@@ -52,12 +54,14 @@ class EngineThread:
         self._store: Store | None = None
         self._pressure: Pressure  # once it runs
         self._residents: list[Resident] = []
+        self._speculation: dict[str, SpeculationCounters] = {}  # by model; they outlive an unload
         self._inbox: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._asked: set[concurrent.futures.Future[Any]] = set()  # those whom the thread owes an answer
+        self._ended: str | None = None  # what they are told who ask after its end
         self._running = 0
         self._turn_began: float | None = None
         self._turns: Turns[Resident] = Turns()
-        self._thread = threading.Thread(target=self._main, name="treadle-engine", daemon=True)
+        self._thread = threading.Thread(target=self._main, name=ENGINE_THREAD, daemon=True)
 
     # The asyncio side
 
@@ -122,12 +126,12 @@ class EngineThread:
         return await self.ask(lambda: 0 if self._store is None else self._store.clear())
 
     async def ask(self, question: Callable[[], T]) -> T:
-        """Have the engine thread answer between two turns. Raises NotReady when it has failed."""
+        """Have the engine thread answer between two turns. Raises NotReady when it has ended."""
         asked: concurrent.futures.Future[T] = concurrent.futures.Future()
         self._asked.add(asked)
-        if self.failure is not None:
+        if self._ended is not None:
             self._asked.discard(asked)
-            raise NotReady(self.failure)
+            raise NotReady(self._ended)
 
         def answer() -> None:
             self._asked.discard(asked)
@@ -168,6 +172,10 @@ class EngineThread:
             log.exception("The engine thread ended.")
             self._recorder.fault()
             self._fail(f"The engine failed ({type(error).__name__}: {error}).")
+        self._ended = self.failure or "The engine has stopped."
+        for asked in list(self._asked):
+            if asked.set_running_or_notify_cancel():
+                asked.set_exception(NotReady(self._ended))
 
     def _claim(self) -> None:
         from treadle.engine.device import claim, reserve_of
@@ -204,12 +212,9 @@ class EngineThread:
             self._store.spill.tier.stop()
 
     def _fail(self, reason: str) -> None:
-        """Everyone who waits for this thread learns why it ended."""
+        """Every stream ends with the reason."""
         self.failure = reason
         self._send([Output(id, finish=Finish.ERROR, error=reason) for id in list(self.streams)])
-        for asked in list(self._asked):
-            if asked.set_running_or_notify_cancel():
-                asked.set_exception(NotReady(reason))
 
     @property
     def _busy(self) -> bool:
@@ -241,8 +246,8 @@ class EngineThread:
         if self._recorder.due:
             from treadle.engine.observe import observe
 
-            loops = {one.model.name: one.loop for one in self._residents}
-            self._recorder.measured(observe(self.limit, self._store, loops, self._pressure))
+            loops = [one.loop for one in self._residents]
+            self._recorder.measured(observe(self.limit, self._store, loops, self._pressure, self._speculation))
 
     def _open(self, load: Callable[[], LoadedModel], config: Config, num_bytes: int) -> Resident:
         """The traceback of a failure would keep what was loaded: only its sentence goes on."""
@@ -279,11 +284,13 @@ class EngineThread:
             raise LoadError(_too_large(used, self.room, self.limit))
         ledger = Ledger(loaded.footprint, used, self.limit, self.ledgers, loaded.footprints)
         try:
-            loop = build_loop(loaded, config, ledger, self._store)
+            loop = build_loop(loaded, config, ledger, self._store, self._speculation.get(loaded.name))
         except BaseException:
             ledger.close()
             raise
         revisions = {one.revision for one in (loaded, loaded.draft) if one is not None}
+        if loop.speculation is not None:
+            self._speculation[loaded.name] = loop.speculation.counters
         self._pressure.attach(loop)
         resident = Resident(loaded.card, config, ledger, loop, self, revisions, drafting(loaded, config))
         self._residents.append(resident)

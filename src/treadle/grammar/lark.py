@@ -73,13 +73,15 @@ class Lark:
         return [*found, (quoted(text[at:]), None)] if at < len(text) else found
 
     def until(self, end: str, text: str = ANY_TEXT) -> str:
-        """Text of this regular expression, as short as possible, and then `end`."""
+        """Text of this terminal, as short as possible, and then `end`."""
         (first, id), *_ = self._parts(end)
         if id is not None:
             return f"{text} {self.literal(end)}"
         plain = json.loads(first)
-        options = f"[suffix={first}]"
-        return f"{self.rule(text, options=options)} {self.literal(end[len(plain) :])}".rstrip()
+        if plain == end:
+            return self.rule(text, options=f"[suffix={first}]")
+        # The special token behind it decides where the text ends, which may hold the plain beginning of `end` as well.
+        return f"{self.terminal(f'{text} {first}')} {self.literal(end[len(plain) :])}"
 
     def one_of(self, texts: Iterable[str]) -> str:
         return self.rule(*map(self.literal, texts))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Collection, Sequence
 from enum import Enum, auto
 from typing import NamedTuple
@@ -17,7 +16,6 @@ from treadle.types import Reasoning
 
 Mask = NDArray[np.uint32]
 FULL = 0xFFFFFFFF
-MOST_REWOUND = 256  # tokens, far more than anybody drafts
 
 
 def free_mask(words: int) -> Mask:
@@ -35,13 +33,12 @@ class _Part(Enum):
 
 
 class _Place(NamedTuple):
-    """What a token may change, beside llguidance's own state, which has read `early`, else the first `taken` tokens."""
+    """What a token may change, beside llguidance's own state, which has read `early` while that is set."""
 
     part: _Part
     tail: bytes = b""  # OPENING: all that came. REASONING: the end of what came, too short to hold the closer
     length: int = 0  # of this part so far, in tokens
     early: tuple[int, ...] = ()  # OPENING: those of them that may be the answer too
-    taken: int = 0
     fault: str = ""
 
 
@@ -67,8 +64,6 @@ class Matcher:
         self._opener = self._text(opens).strip()
         self._path = {self._text(opens[:i]): id for i, id in enumerate(opens)}  # the next id, by what came
         self._place = self._first(reasoning)
-        self._before: deque[_Place] = deque(maxlen=MOST_REWOUND)  # one for each token accepted
-        self._taken: list[int] = []  # tokens of the answer
 
     def _first(self, reasoning: Reasoning | None) -> _Place:
         if reasoning is None:
@@ -132,20 +127,19 @@ class Matcher:
         """uint32 [len(draft) + 1, words]: the mask before each token of the draft, and after all of them.
 
         The matcher stays where it was. Rows behind a token that its mask forbids, or that ends the reply, allow
-        everything. Raises ValueError for more than MOST_REWOUND tokens.
+        everything.
         """
-        if len(draft) > MOST_REWOUND:
-            raise ValueError(f"a draft of {len(draft)} tokens could not be taken back")
         rows = np.stack([free_mask(self._words)] * (len(draft) + 1))
         rows[0] = self.mask()
-        accepted = 0
-        for token in draft:
-            if token in self._ends or not rows[accepted, token // BITS] >> np.uint32(token % BITS) & 1:
+        # A copy goes ahead: after llguidance's own way back a mask now and then differs from that of a fresh matcher.
+        here = self._inner, self._place
+        self._inner = None if self._inner is None else self._inner.deep_copy()
+        for i, token in enumerate(draft):
+            if token in self._ends or not rows[i, token // BITS] >> np.uint32(token % BITS) & 1:
                 break
             self.accept(token)
-            accepted += 1
-            rows[accepted] = self.mask()
-        self.rewind(accepted)
+            rows[i + 1] = self.mask()
+        self._inner, self._place = here
         return rows
 
     def _set_ends(self, row: Mask, stops: bool) -> None:
@@ -154,7 +148,6 @@ class Matcher:
 
     def accept(self, token: int) -> None:
         """Take a token, not an end, into account. A token that the mask forbids is a fault."""
-        self._before.append(self._place)
         if self.fault:
             return
         match self._place.part:
@@ -180,8 +173,7 @@ class Matcher:
             early = (*place.early, token) if follows else place.early
             self._place = _Place(_Part.OPENING, read, place.length + 1, early)
         else:
-            self._taken = [*place.early, token]
-            self._place = _Place(_Part.ANSWER, taken=len(self._taken))
+            self._place = _Place(_Part.ANSWER)
 
     def _read(self, read: bytes, length: int) -> None:
         """Go on inside reasoning, of which `read` came last. What comes behind the closer is of the answer."""
@@ -212,36 +204,18 @@ class Matcher:
         """Tokens of the answer."""
         if self._inner is None:
             return
-        if self._consumes(tokens):
-            self._taken += tokens
-            self._place = self._place._replace(taken=len(self._taken))
-        else:
+        if not self._consumes(tokens):
             self._fail(self._inner.get_error() or "a token came that may not follow")
 
     def _consumes(self, tokens: list[int]) -> bool:
         """Whether they may come next in the answer; they are read then, and none of them if not."""
         if self._inner is None:
             return True
-        read = self._inner.try_consume_tokens(tokens)
-        if 0 < read < len(tokens):
-            self._inner.rollback(read)
-        return bool(read == len(tokens))
-
-    def rewind(self, n: int) -> None:
-        """Take back the last `n` tokens accepted, at most MOST_REWOUND. Raises ValueError if there are fewer."""
-        if n > len(self._before):
-            raise ValueError(f"{n} tokens cannot be taken back, only {len(self._before)}")
-        for _ in range(n):
-            self._place = self._before.pop()
-        place = self._place
-        extra = len(self._taken) - place.taken
-        del self._taken[place.taken :]
-        if self._inner is None or n == 0:
-            return
-        if self._inner.is_error() or place.part is _Part.OPENING:
-            self._begin_again(place.early or self._taken)
-        elif extra:
-            self._inner.rollback(extra)
+        ahead = self._inner.deep_copy() if len(tokens) > 1 else self._inner
+        if ahead.try_consume_tokens(tokens) != len(tokens):
+            return False
+        self._inner = ahead
+        return True
 
     def _begin_again(self, tokens: Sequence[int]) -> None:
         """Have the answer read these tokens, and no others. Also the way out of an error, which llguidance has not."""

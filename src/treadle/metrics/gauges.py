@@ -57,11 +57,13 @@ class PressureGauge:
 
 @dataclass(frozen=True, slots=True)
 class Gauges:
+    """All of it."""
+
     device: DeviceCard | None = None  # None until a model is loaded
     memory: MemoryGauge | None = None
     cache: CacheGauge | None = None  # None: off
     sequences: tuple[SequenceGauge, ...] = ()
-    speculation: Mapping[str, Mapping[str, Any]] | None = None  # by model; None: nothing speculates
+    speculation: Mapping[str, Mapping[str, Any]] | None = None  # by model that did, loaded or not
     pressure: PressureGauge | None = None
 
 

@@ -63,7 +63,7 @@ class Exporter:
 def _models(read: Reading) -> Metric:
     family = GaugeMetricFamily("treadle_model_weight_bytes", "In memory; 0: not loaded.", labels=("model",))
     for model in read.engine.models:
-        family.add_metric((model.id,), model.num_bytes)
+        family.add_metric((model.id,), model.weight_bytes)
     return family
 
 

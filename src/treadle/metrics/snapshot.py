@@ -62,21 +62,27 @@ class DeviceCard:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelCard:
-    """One model that this server serves."""
+class ModelFacts:
+    """What the engine says of one model."""
 
     id: str
     state: str  # unloaded | loading | ready | failed
-    failure: str | None  # why the last load failed
-    pinned: bool  # never unloaded
-    weight_bytes: int  # in memory; 0 while it is not loaded
-    context_length: int | None  # null: it was not loaded yet
-    batching: str | None  # ragged | decode | never; null: it was not loaded yet
-    kv_bits: str | None  # of its rows: "16" (exact), "8", "4" or keys/values like "8/4"; null: it was not loaded yet
-    kv_why: str | None  # the sentence behind it
-    kv_losses: Mapping[str, float]  # by format, measured: per cent of perplexity; {}: not measured
-    requests: int  # finished, since the server started
-    tokens: int  # made
+    failure: str | None = None  # why the last load failed
+    pinned: bool = False  # never unloaded
+    weight_bytes: int = 0  # in memory; 0 while it is not loaded
+    context_length: int | None = None  # null: it was not loaded yet
+    batching: str | None = None  # ragged | decode | never; null: it was not loaded yet
+    kv_bits: str | None = None  # of its rows: "16" (exact), "8", "4", or keys/values like "8/4"; null: not loaded yet
+    kv_why: str | None = None  # the sentence behind it
+    kv_losses: Mapping[str, float] = field(default_factory=dict)  # by format, measured: per cent of perplexity
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel(ModelFacts):
+    """The same, and what it was asked since the server started."""
+
+    requests: int = 0  # finished
+    tokens: int = 0  # made
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +212,7 @@ class Stats:
     now: float
     server: ServerCard
     device: DeviceCard | None
-    models: list[ModelCard]
+    models: list[ServedModel]
     running: int
     waiting: int
     memory: MemoryCard | None

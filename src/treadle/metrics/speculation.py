@@ -1,4 +1,4 @@
-"""What speculation did, for Prometheus: by model, from the snapshots of their counters. They begin anew with a load."""
+"""What speculation did, for Prometheus: by model, from the snapshots of their counters, which go on after an unload."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 
 from treadle import __version__
 from treadle.metrics.counters import Counters
@@ -13,30 +13,15 @@ from treadle.metrics.recorder import Recorder
 from treadle.metrics.snapshot import (
     CacheCard,
     MemoryCard,
-    ModelCard,
+    ModelFacts,
     PressureCard,
+    ServedModel,
     ServerCard,
     Stats,
     TokenTotals,
     Totals,
 )
 from treadle.types import HIT_KINDS
-
-
-@dataclass(frozen=True, slots=True)
-class ModelFacts:
-    """What the engine says of one model."""
-
-    id: str
-    state: str
-    failure: str | None = None
-    pinned: bool = False
-    num_bytes: int = 0  # of its weights
-    context_length: int | None = None
-    batching: str | None = None
-    kv_bits: str | None = None
-    kv_why: str | None = None
-    kv_losses: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,24 +72,12 @@ def stats(recorder: Recorder, engine: EngineFacts, since: float = 0.0) -> Stats:
     )
 
 
-def _model(facts: ModelFacts, counters: Counters) -> ModelCard:
+def _model(facts: ModelFacts, counters: Counters) -> ServedModel:
+    known = {field.name: getattr(facts, field.name) for field in fields(ModelFacts)}
     counted = counters.models.get(facts.id)
-    finished = 0 if counted is None else sum(counted.finished.values())
-    made = 0 if counted is None else counted.generated_tokens
-    return ModelCard(
-        id=facts.id,
-        state=facts.state,
-        failure=facts.failure,
-        pinned=facts.pinned,
-        weight_bytes=facts.num_bytes,
-        context_length=facts.context_length,
-        batching=facts.batching,
-        kv_bits=facts.kv_bits,
-        kv_why=facts.kv_why,
-        kv_losses=dict(facts.kv_losses),
-        requests=finished,
-        tokens=made,
-    )
+    if counted is None:
+        return ServedModel(**known)
+    return ServedModel(**known, requests=sum(counted.finished.values()), tokens=counted.generated_tokens)
 
 
 def _memory(read: Reading) -> MemoryCard | None:

@@ -19,13 +19,13 @@ import os
 import sys
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from treadle.config import Config
+from treadle.config import DEFAULTS, Config
 from treadle.errors import ConfigError
 from treadle.models.toml_lines import line_of
 
@@ -42,7 +42,6 @@ OWN_SETTINGS = (
     "specprefill_keep_pct",
 )
 OF_ONE_MODEL = ("context_length", "draft_model")  # on the command line they are about its model
-DEFAULTS: dict[str, Any] = {one.name: one.default for one in fields(Config)}
 Number = Annotated[float, Field(allow_inf_nan=False)]
 
 
@@ -95,7 +94,7 @@ class Entry:
             return replace(
                 config, **{key: v for key, v in self.settings.items() if getattr(config, key) == DEFAULTS[key]}
             )
-        return replace(config, **{key: DEFAULTS[key] for key in OF_ONE_MODEL if key in DEFAULTS} | dict(self.settings))
+        return replace(config, **{key: DEFAULTS[key] for key in OF_ONE_MODEL} | dict(self.settings))
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +154,8 @@ class _Reader:
 
     def _bad(self, where: tuple[str, ...], reason: str) -> ConfigError:
         line = line_of(self._text, where)
-        return ConfigError(f"{self._path}, line {line}: {'.'.join(where)} {reason}.", param=".".join(where))
+        sentence = f"{self._path}, line {line}: {'.'.join(where)} {reason}"
+        return ConfigError(sentence if sentence.endswith("?") else sentence + ".", param=".".join(where))
 
     def catalogue(self) -> Catalogue:
         try:
@@ -216,6 +216,11 @@ class _Reader:
                 raise self._bad((*where, key), f"is wrong: {error.message.rstrip('.')}") from error
             except ValidationError as error:
                 raise self._bad((*where, key), f"is wrong: {_lower(error.errors()[0]['msg'])}") from error
+        try:
+            Config(**settings)
+        except ConfigError as error:  # each is right, but not all of them together
+            key = error.param if error.param in settings else next(iter(settings))
+            raise self._bad((*where, key), f"is wrong: {error.message.rstrip('.')}") from error
 
     def _checked(self, where: tuple[str, ...], values: dict[str, Any]) -> ModelTable:
         try:
@@ -244,7 +249,7 @@ class _Reader:
         for entry in entries:
             for name in entry.names:
                 if name in seen:
-                    key = ("models", entry.name) if name == entry.name else ("models", entry.name, "aliases")
+                    key = ("models", entry.name, "aliases") if name in entry.aliases else ("models", entry.name)
                     raise self._bad(key, f"has the name {name!r}, which {seen[name]!r} has already")
                 seen[name] = entry.name
 

@@ -23,6 +23,8 @@ def add_entry(path: Path, name: str, values: Mapping[str, Any]) -> None:
     table = tomlkit.table()
     for key, value in values.items():
         table[key] = value
+    if list(document)[-1] != "models":
+        table.add(tomlkit.nl())
     document["models"][name] = table
     _write(path, tomlkit.dumps(document))
 

@@ -63,7 +63,7 @@ def _fault(model: Any, caps: Caps) -> str | None:
         found.append(logits)
     exact, packed = found
     worst = float(np.abs(exact - packed).max() / (exact.std() + 1e-9))
-    float32 = all(r.keys.dtype == mx.float32 for r in layers.rows)
+    float32 = all(r.keys.dtype == mx.float32 for r in trial.rows)
     limit = TOLERANCE[float32]
     return (
         None if worst <= limit else f"its attention goes wrong with packed rows (by {worst:.2g} of the logits' spread)"

@@ -125,8 +125,10 @@ def load_model(
 
     runtime.check_hooks()
     facts = runtime.device_facts()
-    load = _load_gguf if source.kind == "gguf" else _load_folder
-    parts = load(source, facts.backend, weights, limits)
+    if source.kind == "gguf":
+        parts = _load_gguf(source, facts.backend, weights)
+    else:
+        parts = _load_folder(source, facts.backend, weights, limits)
     if chat_template is not None:
         parts.tokenizer.chat_template = chat_template
     length = _context_length(parts.config, context_length)
@@ -174,7 +176,7 @@ def _vision(parts: _Parts, caps: Caps) -> Vision | None:
     return found
 
 
-def _load_gguf(source: ResolvedSource, backend: runtime.Backend, weights: WeightForm, limits: Limits) -> _Parts:
+def _load_gguf(source: ResolvedSource, backend: runtime.Backend, weights: WeightForm) -> _Parts:
     opened = gguf_file.read(source.path)
     tokenizer = gguf_tokenizer.load_tokenizer(opened)
     dense = hold_dense(weights, backend, opened.num_parameters, runtime.free_memory())

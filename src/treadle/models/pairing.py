@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from treadle.errors import LoadError
 from treadle.models import gguf, gguf_tokenizer
@@ -20,6 +20,10 @@ from treadle.models.folders import Progress
 from treadle.models.sources import KnownModel, ResolvedSource, known_models, resolve
 from treadle.models.weigh import weight_bytes
 from treadle.runtime import device_facts, free_memory
+from treadle.types import Batching, Caps, LayerKind
+
+if TYPE_CHECKING:
+    from treadle.models.load import LoadedModel
 
 log = logging.getLogger(__name__)
 
@@ -86,13 +90,20 @@ def different_words(target: Any, draft: Any) -> str | None:
     return None if len(own) == len(other) else f"one has {len(own)} tokens, the other {len(other)}"
 
 
-def checked(target: Any, load: Callable[[], Any], name: str, wanted: bool) -> Any | None:
+def unfit(caps: Caps) -> str | None:
+    """A sentence why a model cannot draft; None if it can. Refused drafts must be taken back, in any row."""
+    if any(kind in (LayerKind.STATE, LayerKind.FOREIGN) for kind in caps.layers):
+        return "its recurrent layers cannot take refused drafts back"
+    if caps.batching is not Batching.RAGGED:
+        return f"it cannot compute rows of different length together ({caps.why})"
+    return None
+
+
+def checked(target: LoadedModel, load: Callable[[], LoadedModel], name: str, wanted: bool) -> LoadedModel | None:
     """The loaded draft model if it fits; None if one that was only found does not.
 
     Raises LoadError when one that is `wanted` in any case does not fit.
     """
-    from treadle.speculate.draft_model import unfit
-
     try:
         draft = load()
         words = different_words(target.tokenizer, draft.tokenizer)

@@ -50,8 +50,8 @@ def offer(config: Config, catalogue: Catalogue, bars: Bars = nullcontext) -> Off
                 param="rules",
             )
     return Offer(
-        _recipe(first, first.config(config, first=True), bars),
-        tuple(_recipe(entry, entry.config(config, first=False), nullcontext) for entry in others),
+        _recipe(first, _config(first, config, first=True), bars),
+        tuple(_recipe(entry, _config(entry, config, first=False), nullcontext) for entry in others),
         {rule.pattern: rule.target for rule in catalogue.rules},
     )
 
@@ -66,8 +66,16 @@ def _unlisted(source: str, catalogue: Catalogue) -> Entry:
     return Entry(name, source, () if source == name else (source,))
 
 
+def _config(entry: Entry, config: Config, *, first: bool) -> Config:
+    """Raises ConfigError where its own settings and those of the server contradict each other."""
+    try:
+        return entry.config(config, first=first)
+    except ConfigError as error:
+        raise ConfigError(f"The model {entry.name!r}: {error.message}", param=error.param) from error
+
+
 def _recipe(entry: Entry, config: Config, bars: Bars) -> Recipe:
-    return Recipe(entry.name, config, partial(prepare, entry, config, bars), entry.aliases, entry.pinned)
+    return Recipe(entry.name, config, partial(prepare, entry, config, bars), entry.aliases, entry.pinned, entry.source)
 
 
 def prepare(entry: Entry, config: Config, bars: Bars = nullcontext) -> Prepared:

@@ -30,6 +30,7 @@ class Recipe:
     prepare: Callable[[], Prepared]
     aliases: tuple[str, ...] = ()
     pinned: bool = False  # never unloaded but by hand
+    source: str = ""  # as it was written; a name too, where nothing else has it
 
     @classmethod
     def of(cls, load: Callable[[], LoadedModel], config: Config) -> Recipe:

@@ -63,6 +63,13 @@ def resolve(name: str, progress: Progress | None = None) -> ResolvedSource:
     raise LoadError(_unknown(name))
 
 
+def check_source(name: str) -> None:
+    """Raises LoadError for what `resolve` can neither find on this machine nor fetch; it fetches nothing."""
+    here = name in PACKAGED or Path(name).expanduser().exists()
+    if not here and (_looks_like_path(name) or not hub.is_hub_id(name)):
+        raise LoadError(_unknown(name))
+
+
 def title(name: str) -> str:
     """What `resolve(name)` will be called, without looking for it anywhere but on the disk."""
     if name in PACKAGED:

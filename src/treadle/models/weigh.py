@@ -49,9 +49,23 @@ def _tensors(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             header = json.loads(file.read(length))
     except (OSError, ValueError, struct.error, MemoryError, OverflowError) as error:
         raise LoadError(f"{path} is damaged; download the model again.") from error
+    if not isinstance(header, dict):
+        raise LoadError(f"{path} is damaged; download the model again.")
     for name, info in header.items():
         if name != "__metadata__":
+            if not _described(info):
+                raise LoadError(f"{path} is damaged; download the model again.")
             yield name, info
+
+
+def _described(info: Any) -> bool:
+    """Whether a tensor says of itself what is counted here."""
+    if not isinstance(info, dict):
+        return False
+    shape, place = info.get("shape"), info.get("data_offsets")
+    if not isinstance(shape, list) or not isinstance(place, list) or len(place) != 2:
+        return False
+    return all(isinstance(number, int) for number in (*shape, *place))
 
 
 def _size(info: Mapping[str, Any]) -> int:

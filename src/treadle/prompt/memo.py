@@ -1,5 +1,5 @@
-"""Where a prompt may be cut before encoding, and what was encoded before (design 3.2: the cache begins at
-the text).
+"""Where a prompt may be cut before encoding, and what was encoded before: the prefix cache begins at
+the text.
 
 A tokenizer splits text at its added tokens before anything else and encodes the pieces on their own. So in
 front of an added token a text can be cut and its parts encoded apart, if no other added token can reach over

@@ -1,4 +1,4 @@
-"""Where messages start in a prompt's ids (design 3.2: checkpoints at turn boundaries).
+"""Where messages start in a prompt's ids (docs/prefix-cache.md: checkpoints at turn boundaries).
 
 No list of model families: the template is asked. A few small conversations are rendered with and without
 their last messages; the token that comes next where the shorter one ends starts a message. It counts if it is

@@ -1,4 +1,4 @@
-"""The one acceptance rule (design, section 4): the model's own draws stand, and drafts are kept while they match them.
+"""The one acceptance rule (docs/speculation.md): the model's own draws stand, and drafts are kept while they match.
 
 Pure. A row's step has one line more than it has drafts: line j was drawn from the logits behind draft j - 1, so it is
 only worth anything if the drafts before it were right. What stands is what plain steps would have drawn, up to the

@@ -1,4 +1,4 @@
-"""How many tokens to draft (section 4 of the design). Pure: no MLX, no clock.
+"""How many tokens to draft (docs/speculation.md). Pure: no MLX, no clock.
 
 Everything is measured in plain steps: a round costs `ratio` of them and makes `accepted + 1` tokens. Acceptance is
 learnt per lane: a source, and for lookup also the length of the match (2 and 3, 4 to 7, 8).

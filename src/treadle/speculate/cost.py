@@ -79,10 +79,6 @@ class CostTable:
         """Whether verify steps of just this size were observed."""
         return num_tokens in self._verify.points
 
-    def known_plain(self, rows: int) -> bool:
-        """Whether plain steps of just so many rows were observed."""
-        return rows in self._plain.points
-
     def plain_due(self, rows: int) -> bool:
         """Whether a plain step of so many rows should be observed again: at first soon, then less often."""
         point = self._plain.points.get(rows)

@@ -15,22 +15,13 @@ import mlx.core as mx
 import numpy as np
 
 from treadle.cache.layers import Layers
-from treadle.types import Batching, Caps, Ids, LayerKind, Sampling
+from treadle.types import Caps, Ids, Sampling
 
 K = TypeVar("K", bound=Hashable)
 
 
-def unfit(caps: Caps) -> str | None:
-    """A sentence why a model cannot draft; None if it can. Refused drafts must be taken back, in any row."""
-    if any(kind in (LayerKind.STATE, LayerKind.FOREIGN) for kind in caps.layers):
-        return "its recurrent layers cannot take refused drafts back"
-    if caps.batching is not Batching.RAGGED:
-        return f"it cannot compute rows of different length together ({caps.why})"
-    return None
-
-
 class DraftModel(Generic[K]):
-    """The rows of the small model. Keys are whatever names a sequence. `draw(logits, settings, positions)` samples."""
+    """The rows of the small model. Keys are whatever names a sequence; `sampler` is an `engine.sampling.Sampler`."""
 
     def __init__(self, model: Any, caps: Caps, sampler: Any) -> None:
         self.model = model
@@ -56,18 +47,17 @@ class DraftModel(Generic[K]):
         self.sampler.join(_simple(sampling, self.caps.vocab_size), nothing, nothing)
         self.keys.append(key)
 
-    def drop(self, key: K) -> Layers | None:
-        """Follow a sequence no more. Returns its layers if it was the last one."""
+    def drop(self, key: K) -> None:
+        """Follow a sequence no more. The layers of the last one are left as they are."""
         assert self.layers is not None
-        row, layers = self.row(key), self.layers
+        row = self.row(key)
         self.keys[row] = self.keys[-1]
         self.keys.pop()
         self.sampler.drop(row)
         if self.keys:
-            layers.drop(row)
-            return None
-        self.layers = None
-        return layers
+            self.layers.drop(row)
+        else:
+            self.layers = None
 
     def row(self, key: K) -> int:
         return self.keys.index(key)

@@ -1,4 +1,4 @@
-"""Drafts from what the text already said: prompt lookup (section 4 of the design). No MLX.
+"""Drafts from what the text already said: prompt lookup (docs/speculation.md). No MLX.
 
 The longest suffix of 8 to 2 tokens that occurred before is found, and what followed its most recent occurrence is
 proposed. n-grams are found in two places: a dictionary for the newest tokens, and `_Run`s, arrays sorted by hash, for

@@ -66,17 +66,7 @@ class Speculator:
 
     def wants_model(self, terms: Terms) -> int:
         """How many tokens a draft model should propose."""
-        cost = terms.cost
-        return self.control.want(
-            Source.DRAFT,
-            0,
-            terms.rows,
-            cost,
-            terms.limit,
-            draft_s=terms.surcharge_s,
-            riding=terms.riding,
-            padded=terms.padded,
-        )
+        return self._number(Source.DRAFT, 0, terms.limit, terms)
 
     def foresees(self, terms: Terms) -> bool:
         """Whether drafts will be worth while if the token under way is the one that lookup expects.
@@ -118,11 +108,14 @@ class Speculator:
 
     def _wanted(self, source: Source, proposal: Proposal, terms: Terms) -> Draft | None:
         limit = min(terms.limit, len(proposal.tokens))
-        if limit < 1:
-            return None
-        wanted = self.control.want(
+        wanted = self._number(source, proposal.matched, limit, terms) if limit > 0 else 0
+        return Draft(proposal.tokens[:wanted], source) if wanted else None
+
+    def _number(self, source: Source, matched: int, limit: int, terms: Terms) -> int:
+        """How many drafts pay, up to `limit`."""
+        return self.control.want(
             source,
-            proposal.matched,
+            matched,
             terms.rows,
             terms.cost,
             limit,
@@ -130,4 +123,3 @@ class Speculator:
             riding=terms.riding,
             padded=terms.padded,
         )
-        return Draft(proposal.tokens[:wanted], source) if wanted else None

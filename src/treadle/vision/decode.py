@@ -16,8 +16,9 @@ from PIL import WebPImagePlugin as WebPImagePlugin  # `Image.open` does not load
 from treadle.errors import BadRequest
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
-MOST_PIXELS = 128 * 2**20  # of a file; above it may be a bomb
+MOST_PIXELS = 64 * 2**20  # of a file: 256 MB while it is unpacked
 TRANSPARENT = ("RGBA", "LA", "PA", "RGBa", "La")
+SMOOTH = ("RGB", "RGBA", "L", "LA", "CMYK", "YCbCr")  # modes that can be scaled as they are
 SIXTEEN_BITS = ("I;16", "I;16B", "I;16L", "I;16N", "I")
 
 Image.MAX_IMAGE_PIXELS = None  # Pillow only warns; `MOST_PIXELS` refuses
@@ -57,12 +58,17 @@ def decode(data: bytes, max_pixels: int, *, param: str) -> Any:
 def _plain(image: Any, max_pixels: int) -> Any:
     image.load()
     image = ImageOps.exif_transpose(image)
+    if image.mode in SMOOTH:
+        image = _scaled(image, max_pixels)  # before copies are made of it
     if image.mode in SIXTEEN_BITS:
         image = image.convert("I").point(lambda value: value / 256).convert("L")
     if image.mode in TRANSPARENT or "transparency" in image.info:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-    image = image.convert("RGB")
+    return _scaled(image.convert("RGB"), max_pixels)
+
+
+def _scaled(image: Any, max_pixels: int) -> Any:
     width, height = image.size
     size = fitting(width, height, max_pixels)
     return image if size == image.size else image.resize(size, Image.Resampling.BICUBIC)

@@ -10,8 +10,10 @@ import http.client
 import ipaddress
 import socket
 import ssl
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from urllib.parse import SplitResult, urljoin, urlsplit
 
 from treadle.errors import BadRequest
@@ -58,10 +60,8 @@ def fetch(
     try:
         for _ in range(MOST_REDIRECTS + 1):
             connection, path = _connected(urlsplit(url), resolve, public, deadline, param)
-            try:
-                body, location = _answer(connection, path, most_bytes, deadline, param)
-            finally:
-                connection.close()
+            with _until(deadline, connection):
+                body, location = _answer(connection, path, most_bytes, param)
             if location is None:
                 return body
             url = urljoin(url, location)
@@ -88,9 +88,7 @@ def _connected(
     return connection, (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
 
 
-def _answer(
-    connection: http.client.HTTPConnection, path: str, most_bytes: int, deadline: float, param: str
-) -> tuple[bytes, str | None]:
+def _answer(connection: http.client.HTTPConnection, path: str, most_bytes: int, param: str) -> tuple[bytes, str | None]:
     """The body, or where else it is."""
     connection.request("GET", path, headers={"Accept": "image/*", "User-Agent": "treadle"})
     response = connection.getresponse()
@@ -105,9 +103,23 @@ def _answer(
         if size > most_bytes:
             raise BadRequest(f"The image's file is larger than {most_bytes // 2**20} MB.", param=param)
         pieces.append(piece)
-        if connection.sock is not None:
-            connection.sock.settimeout(_left(deadline))
+    if response.length:
+        raise OSError("it ended early, or took too long")
     return b"".join(pieces), None
+
+
+@contextmanager
+def _until(deadline: float, connection: http.client.HTTPConnection) -> Iterator[None]:
+    """Cuts the connection when time is up, however slowly the other side sends, and closes it."""
+    sock = connection.sock
+    timer = threading.Timer(_left(deadline), sock.shutdown, (socket.SHUT_RDWR,))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        connection.close()
 
 
 def _left(deadline: float) -> float:

@@ -31,7 +31,8 @@ export function showCards(stats) {
   state.title = server.failure ?? "";
   field("uptime", duration(server.uptime_s));
   field("device", device ? `${device.name} (${device.backend})` : "–");
-  field("memory", bytes(memory?.active_bytes));
+  const short = stats.pressure && stats.pressure.level !== "calm" ? ` · short: ${stats.pressure.level}` : "";
+  field("memory", bytes(memory?.active_bytes) + short);
   field("peak", bytes(memory?.peak_bytes));
   field("version", server.version);
   field("ttft50", seconds(latency.ttft_s.p50));
