@@ -7,14 +7,14 @@ from functools import partial
 import numpy as np
 import pytest
 
-from tests.engine.test_loop import Run, request_of
+from tests.engine.test_loop import Clock, Run, request_of
 from tests.fakes import HashModel, slow_twin
 from tests.tiny import tiny
 from treadle.cache.budget import Budget
 from treadle.cache.store import Settings, Store
 from treadle.config import Config
 from treadle.engine import pressure as pressure_module
-from treadle.engine.governor import Act
+from treadle.engine.governor import Act, Level
 from treadle.engine.loop import Loop
 from treadle.engine.pressure import Pressure
 from treadle.engine.reuse import Reuse
@@ -39,7 +39,8 @@ def run_of(
 ) -> tuple[Run, Pressure]:
     config = Config(**{"prefill_chunk": 32, **settings})  # type: ignore[arg-type]
     store = Store(Settings(Budget(10**9), 10**12, min_tokens=1), active_memory=lambda: 0) if cache else None
-    loop = Loop(model, caps, config, partial(new_layers, model, caps), None, Reuse(store, caps, 32))
+    reuse = Reuse(store, caps, 32)
+    loop = Loop(model, caps, config, partial(new_layers, model, caps), None, reuse, Clock())
     pressure = Pressure(limit, store, lambda: [loop], active=device)
     pressure.attach(loop)
     return Run(loop), pressure
@@ -223,3 +224,15 @@ def test_packing_that_fails_ends_nobody_but_those_whom_it_concerns(monkeypatch: 
     run.until_idle()
     assert run.finish("exact") is run.finish("r0") is run.finish("r1") is Finish.LENGTH
     assert all(len(run.text(id)) == 20 for id in ("exact", "r0", "r1"))
+
+
+def test_weights_that_fill_most_of_the_limit_are_no_pressure_by_themselves() -> None:
+    model, device = HashModel(), Device()
+    run, pressure = run_of(model, model.caps, device)
+    run.loop.ledger.base = 900
+    device.active = 970
+    pressure.relieve()
+    assert pressure.governor.level is Level.CALM and pressure.open(10)
+    device.active = 985
+    pressure.relieve()
+    assert pressure.governor.level is Level.EVICT

@@ -17,11 +17,10 @@ COLOURS = {
     "yellow": (235, 215, 50), "purple": (150, 60, 180), "white": (245, 245, 245),
 }  # fmt: skip
 SHAPES = ("circle", "square", "triangle", "cross")
-NAMES = ("one", "two", "three")
-QUESTIONS = {"colour": " what colour is {} ?", "shape": " what shape is {} ?", "both": " what is {} ?"}
+QUESTIONS = {"colour": " what colour is it ?", "shape": " what shape is it ?", "both": " what is it ?"}
 SPECIALS = ("<|end|>", "<|user|>", "<|assistant|>", "<|image_pad|>", "<|video_pad|>", "<|vision_start|>",
             "<|vision_end|>", "<|system|>", "<|tool|>")  # fmt: skip
-WORDS = (*COLOURS, *SHAPES, *NAMES, "what", "colour", "shape", "is", "?")
+WORDS = (*COLOURS, *SHAPES, "what", "colour", "shape", "is", "it", "?")
 TEMPLATE = (
     "{% for m in messages %}<|{{ m.role }}|>"
     "{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}"
@@ -37,10 +36,9 @@ class Thing:
     colour: str
     shape: str
 
-    def answer(self, question: str, name: str) -> str:
-        """The reply begins with the picture's name: a model this small finds the picture by what it just said."""
+    def answer(self, question: str) -> str:
         said = {"colour": self.colour, "shape": self.shape, "both": f"{self.colour} {self.shape}"}[question]
-        return f" {name} {said}"
+        return f" {said}"
 
 
 def any_thing(rng: np.random.Generator) -> Thing:

@@ -1,9 +1,8 @@
 """Train the toy model of `tests/assets/shapes`: a Qwen2-VL of some 300,000 parameters that tells coloured shapes apart.
 
-    python -m tests.vision.train_shapes [--steps 1500] [--out tests/assets/shapes]
+    python -m tests.vision.train_shapes [--steps 1000] [--out tests/assets/shapes]
 
-Takes minutes on two cores. Conversations have up to three pictures, each behind its name, shown in one turn or several,
-and questions about any picture shown so far.
+Takes minutes on two cores. A conversation has one picture and a few questions about it.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from mlx import optimizers  # noqa: E402
 from mlx.utils import tree_flatten, tree_map  # noqa: E402
 from mlx_vlm.models import qwen2_vl  # noqa: E402
 
-from tests.vision.shapes import NAMES, QUESTIONS, Thing, any_thing, draw, tokenizer  # noqa: E402
+from tests.vision.shapes import QUESTIONS, any_thing, draw, tokenizer  # noqa: E402
 from treadle.types import Picture  # noqa: E402
 from treadle.vision.families import FAMILIES  # noqa: E402
 from treadle.vision.limits import Limits  # noqa: E402
@@ -36,7 +35,6 @@ from treadle.vision.spans import find_spans  # noqa: E402
 IMAGE, VIDEO, START = (tokenizer().convert_tokens_to_ids(f"<|{name}|>") for name in
                        ("image_pad", "video_pad", "vision_start"))  # fmt: skip
 END = tokenizer().convert_tokens_to_ids("<|end|>")
-ALONE = 0.2  # of the steps have one picture per conversation
 TEXT = {
     "hidden_size": 64, "num_hidden_layers": 4, "intermediate_size": 160, "num_attention_heads": 4,
     "num_key_value_heads": 2, "rms_norm_eps": 1e-5, "vocab_size": len(tokenizer()), "rope_theta": 10000.0,
@@ -59,36 +57,29 @@ def reader() -> Reader:
     return Reader(FAMILIES["qwen2_vl"], SETTINGS, CONFIG, "<|image_pad|>", IMAGE, Limits())
 
 
-def conversation(rng: np.random.Generator, see: Reader, most: int) -> tuple[list[int], list[bool], list[Picture]]:
-    """Ids, which of them the model is to predict, and the pictures."""
+def conversation(rng: np.random.Generator, see: Reader) -> tuple[list[int], list[bool], list[Picture]]:
+    """Ids, which of them the model is to predict, and the picture."""
     ids: list[int] = []
     asked: list[bool] = []
-    pictures: list[Picture] = []
-    things: list[Thing] = []
-    names = [str(name) for name in rng.permutation(NAMES)[: rng.integers(1, most + 1)]]
+    thing = any_thing(rng)
+    shown = see.show(draw(thing, rng))
 
     def say(text: str, learn: bool = False) -> None:
         made = tokenizer().encode(text, add_special_tokens=False)
         ids.extend(made)
         asked.extend([learn] * len(made))
 
-    while len(things) < len(names) or rng.random() < 0.5:
-        say("<|user|>")
-        fresh = len(names) - len(things)
-        for name in names[len(things) : len(things) + int(rng.integers(0 if things else 1, fresh + 1))]:
-            things.append(any_thing(rng))
-            shown = see.show(draw(things[-1], rng))
-            pictures.append(shown.picture)
-            say(f" {name}<|vision_start|>{shown.text}<|vision_end|>")
-        which, question = int(rng.integers(len(things))), str(rng.choice(list(QUESTIONS)))
-        say(QUESTIONS[question].format(names[which]) + "<|end|><|assistant|>")
-        say(things[which].answer(question, names[which]) + "<|end|>", learn=True)
-    return ids, asked, pictures
+    say(f"<|user|><|vision_start|>{shown.text}<|vision_end|>")
+    for turn in range(rng.integers(1, 5)):
+        question = str(rng.choice(list(QUESTIONS)))
+        say(("<|user|>" if turn else "") + QUESTIONS[question] + "<|end|><|assistant|>")
+        say(thing.answer(question) + "<|end|>", learn=True)
+    return ids, asked, [shown.picture]
 
 
-def batch(rng: np.random.Generator, see: Reader, size: int, most: int) -> tuple[Any, ...]:
+def batch(rng: np.random.Generator, see: Reader, size: int) -> tuple[Any, ...]:
     """Arrays of a batch: ids, positions [3, size, n], targets, weights, places of image tokens, patches, grids."""
-    made = [conversation(rng, see, most) for _ in range(size)]
+    made = [conversation(rng, see) for _ in range(size)]
     n = max(len(ids) for ids, _, _ in made)
     ids, weights = np.full((size, n), END, np.int32), np.zeros((size, n), np.float32)
     positions = np.zeros((3, size, n), np.int32)
@@ -127,13 +118,9 @@ def new_model(seed: int) -> Any:
     return whole
 
 
-def train(steps: int, size: int, rate: float, path: Path, start: Path | None, seed: int = 0) -> None:
-    """One picture per conversation at first: what there is to see is learnt before what to look at."""
+def train(steps: int, size: int, rate: float, path: Path, seed: int = 0) -> None:
     rng, see = np.random.default_rng(seed), reader()
     whole = new_model(seed)
-    if start is not None:
-        whole.load_weights(str(start / "model.safetensors"))
-        whole.update(tree_map(lambda a: a.astype(mx.float32), whole.parameters()))
     schedule = optimizers.join_schedules(
         [optimizers.linear_schedule(0, rate, 100), optimizers.cosine_decay(rate, steps - 100, rate / 50)], [100]
     )
@@ -141,15 +128,14 @@ def train(steps: int, size: int, rate: float, path: Path, start: Path | None, se
     step = nn.value_and_grad(whole, loss_of)
     began, mean = time.perf_counter(), 0.0
     for number in range(steps):
-        most = 1 if start is None and number < steps * ALONE else len(NAMES)
-        loss, gradients = step(whole, *batch(rng, see, size, most))
+        loss, gradients = step(whole, *batch(rng, see, size))
         gradients, _ = optimizers.clip_grad_norm(gradients, 1.0)
         optimiser.update(whole, gradients)
         mx.eval(whole.parameters(), optimiser.state, loss)
         mean = 0.98 * mean + 0.02 * loss.item() if number else loss.item()
         if number % 100 == 0 or number == steps - 1:
             print(f"{number:5d}  loss {mean:.4f}  {time.perf_counter() - began:.0f} s", flush=True)
-        if number % 150 == 149 or number == steps - 1:
+        if number % 100 == 99 or number == steps - 1:
             save(whole, path)
 
 
@@ -164,10 +150,9 @@ def save(whole: Any, path: Path) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--size", type=int, default=16)
     parser.add_argument("--rate", type=float, default=1e-3)
     parser.add_argument("--out", type=Path, default=Path("tests/assets/shapes"))
-    parser.add_argument("--start", type=Path, help="a folder of an earlier run")
     given = parser.parse_args()
-    train(given.steps, given.size, given.rate, given.out, given.start)
+    train(given.steps, given.size, given.rate, given.out)

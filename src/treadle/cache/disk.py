@@ -1,4 +1,4 @@
-"""The disk tier of the prefix cache (section 3.2 of the design): blocks of rows that survive a restart.
+"""The disk tier of the prefix cache: blocks of rows that survive a restart.
 
 It knows neither the tree nor MLX: keys (`cache/disk_keys.py`) go in with raw tensors, and come out with them.
 Reading happens on the calling thread, writing on one I/O thread. No failure of the disk reaches a request: it is a

@@ -1,4 +1,4 @@
-"""The prefix tree: which key ids have rows, and where (section 3.2 of the design). Pure; engine thread only.
+"""The prefix tree: which key ids have rows, and where. Pure; engine thread only.
 
 A radix tree whose edges are int64 arrays. It never looks into a payload and never decides what to evict: it
 answers what a prompt shares with what is stored, and keeps the order of use and the totals.

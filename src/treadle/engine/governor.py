@@ -6,9 +6,10 @@
     from 90 %   HOLD       nobody is admitted
     from 95 %   PREEMPT    the youngest sequence gives way once: its prefix is kept and it waits again
 
-of the memory limit, or as much as the system lacks of its reserve. Each level includes those below it. One action that
-costs time is asked for at a time, cheapest first; what it freed is seen in the next reading. Readings lag (freed
-buffers are counted until they are given back), so nobody is held or preempted before a fresh one was taken.
+of the memory that there may be beside the weights, or as much as the system lacks of its reserve. Each level includes
+those below it. One action that costs time is asked for at a time, cheapest first; what it freed is seen in the next
+reading. Readings lag (freed buffers are counted until they are given back), so nobody is held or preempted before a
+fresh one was taken.
 The oldest sequence is never preempted: whatever happens, somebody finishes. At 98 % with nothing else left to do, the
 youngest reply ends where it is, as at its own limit.
 """

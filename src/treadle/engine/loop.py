@@ -16,7 +16,6 @@ from functools import partial
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
 
 from treadle.cache.formats import least
 from treadle.cache.layers import Layers
@@ -26,8 +25,9 @@ from treadle.engine.admission import make_fit
 from treadle.engine.ending import fault, refusal, sentence
 from treadle.engine.group import Flight, Group
 from treadle.engine.memory import Ledger
+from treadle.engine.prefill import compute
 from treadle.engine.reuse import Reuse
-from treadle.engine.sampling import NAN_TOKEN, score
+from treadle.engine.sampling import NAN_TOKEN
 from treadle.engine.sequence import Emission, Sequence, Stage
 from treadle.engine.speculation import Plan, Speculation
 from treadle.grammar.compile import Grammars, no_grammars
@@ -38,8 +38,7 @@ from treadle.vision.spans import chunk_of
 log = logging.getLogger("treadle.engine")
 
 UNLIMITED = 2**62
-SPARE_SHARE = 1 / 32  # of the memory limit that may stay in freed buffers between chunks
-CLEAR_EVERY = 256  # decode steps between releases of freed buffers to the system
+CLEAR_EVERY = 256  # tokens of a row between releases of freed buffers to the system
 
 
 class Loop:
@@ -109,7 +108,8 @@ class Loop:
         if request.max_tokens is not None:
             room = min(room, request.max_tokens)
         sequence = Sequence(request, room, self.clock(), kv=request.kv)
-        if request.spans and self.sight is not None:
+        if request.spans:
+            assert self.sight is not None, "pictures for a model without sight"
             sequence.positions, sequence.shift = self.sight.positions(request.prompt, request.spans)
         self.waiting.append(sequence)
         if room <= 0 and not request.prompt_logprobs:
@@ -173,7 +173,8 @@ class Loop:
             self.isolate(group, error)
         self.pacer.decoded(self.clock() - began)
         self._steps += 1
-        if self._steps % CLEAR_EVERY == 0:
+        if self._steps >= CLEAR_EVERY:
+            self._steps = 0
             mx.clear_cache()
             for row in (row for one in self.groups for row in one.rows):
                 self.ledger.grow(row.id, row.computed + CLEAR_EVERY, row.kv)
@@ -217,6 +218,7 @@ class Loop:
         found = flight.read()
         verdicts = self.speculation.judge(flight, found)
         kept = [line[: verdict.taken] for line, verdict in zip(found, verdicts, strict=True)]
+        self._steps += max(len(line) for line in kept)
         group.settle(flight, [[e.token for e in line] for line in kept])
         if any(e.token == NAN_TOKEN for line in found for e in line):
             group.layers.scrub()
@@ -314,7 +316,8 @@ class Loop:
         assert sequence.layers is not None
         if n:
             began = self.clock()
-            scored = self._forward(sequence, sequence.layers, n)
+            seen = self.sight.given(sequence, n) if self.sight is not None and sequence.request.spans else {}
+            scored = compute(self.model, sequence, sequence.layers, n, self.ledger, seen)
             if scored:
                 self._outputs.append(Output(sequence.id, prompt_logprobs=scored, prefilled=sequence.computed))
             self.reuse.publish(sequence)
@@ -325,24 +328,6 @@ class Loop:
             self._enter(sequence)
         else:
             self._outputs.append(Output(sequence.id, prefilled=sequence.computed))
-
-    def _forward(self, sequence: Sequence, layers: Layers, n: int) -> tuple[TokenLogprob, ...]:
-        """Compute the rows of the next `n` tokens. Logits are made only to score the tokens behind them, if asked."""
-        ids = sequence.tokens[sequence.computed : sequence.computed + n].astype(np.int32)
-        seen = self.sight.given(sequence, n) if self.sight is not None and sequence.request.spans else {}
-        others = mx.get_active_memory() - layers.nbytes
-        mx.reset_peak_memory()
-        layers.begin([n])
-        logits = self.model(mx.array(ids)[None], cache=layers.caches, **seen)[0]
-        layers.end()
-        following = sequence.tokens[sequence.computed + 1 : min(sequence.computed + n + 1, sequence.num_prompt)]
-        scored = score(logits, following, sequence.request.sampling) if sequence.request.prompt_logprobs else ()
-        mx.eval(layers.arrays())
-        sequence.computed += n
-        self.ledger.observe(n, sequence.computed, mx.get_peak_memory() - others - layers.nbytes)
-        if mx.get_cache_memory() > self.ledger.limit * SPARE_SHARE:
-            mx.clear_cache()  # giving buffers back costs time, above all on CUDA, so a few are kept
-        return scored
 
     def _enter(self, sequence: Sequence) -> None:
         """Move a prefilled sequence into the group where it fits, or into one of its own."""

@@ -85,7 +85,8 @@ class Pressure:
         if not any(loop.num_running for loop in self._loops()):
             return True
         idle = 0 if self._store is None else self._store.tree.totals.nbytes
-        return not self.governor.holding and self._active() - idle + nbytes < SHARES[Level.HOLD] * self._limit
+        most = self._base + SHARES[Level.HOLD] * (self._limit - self._base)
+        return not self.governor.holding and self._active() - idle + nbytes < most
 
     def relieve(self) -> None:
         """Read, and act until nothing more is asked for."""
@@ -100,7 +101,7 @@ class Pressure:
                     self._settled = (reading.active, self._clock())
                 return
             self._do(action)
-            self.governor.freed(action.act, reading.active - self._active())
+            self.governor.freed(action.act, reading.active + self._base - self._active())
             fresh = fresh or action.act is Act.REMEASURE
 
     def gauge(self) -> PressureGauge:
@@ -119,7 +120,13 @@ class Pressure:
         now = self._clock()
         if self._available is not None and now - self._looked >= SYSTEM_S:
             self._left, self._looked = self._available(), now
-        return Reading(self._active(), self._limit, fresh, self._left, self._reserve)
+        base = self._base
+        return Reading(max(0, self._active() - base), max(1, self._limit - base), fresh, self._left, self._reserve)
+
+    @property
+    def _base(self) -> int:
+        """Bytes of the weights, which cannot give way: levels are shares of what is beside them."""
+        return sum(loop.ledger.base for loop in self._loops())
 
     def _at_rest(self, reading: Reading) -> bool:
         """Whether nothing is asked for anyway: memory is there, or a moment ago nothing was left to be done."""
@@ -127,11 +134,11 @@ class Pressure:
         if level is Level.CALM:
             return governor.level is Level.CALM and not governor.holding
         most, when = self._settled
-        near = reading.active <= most + SETTLED_SHARE * self._limit and self._clock() - when < SETTLED_S
+        near = reading.active <= most + SETTLED_SHARE * reading.limit and self._clock() - when < SETTLED_S
         return level >= Level.HOLD and not reading.fresh and near
 
     def _situation(self, reading: Reading) -> Situation:
-        store, room = self._store, self._limit - reading.active
+        store, room = self._store, reading.limit - reading.active
         idle = store is not None and self._may_pack and store.packable(0.0, room // 2) is not None
         return Situation(
             [_candidate(loop, sequence) for loop, sequence in self._running()],

@@ -17,11 +17,11 @@ from treadle.cache.formats import FORMATS, parse
 from treadle.cache.layers import Layers
 from treadle.cache.packed_rows import EXACT_BITS, PackedRows
 from treadle.cache.recent_columns import BLOCK, SPARE
-from treadle.models.capabilities import footprint_of, forward, new_layers, packed_layers
+from treadle.models.capabilities import forward, new_layers, packed_layers
 from treadle.models.packed_attention import install
 from treadle.types import EXACT, Caps, Footprint, KvFormat, LayerKind
 
-PROMPT = 2 * BLOCK + 9  # tokens of the trial: the queries of one step have several edges
+PROMPT = BLOCK + 9  # tokens of the trial: the queries of one step have several edges
 TAIL = 2
 LEAST = KvFormat(4, 4)
 TOLERANCE = {True: 0.01, False: 0.08}  # share of the logits' spread, for float32 rows and others
@@ -42,7 +42,7 @@ def with_kv(model: Any, caps: Caps, kv: KvFormat, why: str) -> Caps:
         exact = replace(kv, key_bits=EXACT_BITS, value_bits=EXACT_BITS)
         return replace(caps, kv=exact, kv_why=why, kv_layers=kinds, kv_fault=fault)
     install(model)
-    caps = replace(caps, kv=kv, kv_why=why, kv_fault=None, kv_footprints=_footprints(model, caps, layers, kv))
+    caps = replace(caps, kv=kv, kv_why=why, kv_fault=None, kv_footprints=_footprints(caps, layers, kv))
     kinds = {kind.value: str(EXACT) for kind in dict.fromkeys(caps.layers)}
     kinds |= {} if kv.exact else {LayerKind.ROWS.value: ", ".join(sorted(_bits(layers)))}
     return replace(caps, kv_layers=kinds, footprint=caps.kv_footprints[str(kv)])
@@ -93,9 +93,9 @@ def _bits(layers: Layers) -> set[str]:
     return {str(KvFormat(*r.effective_bits())) for r in layers.rows if isinstance(r, PackedRows)}
 
 
-def _footprints(model: Any, caps: Caps, layers: Layers, kv: KvFormat) -> dict[str, Footprint]:
+def _footprints(caps: Caps, layers: Layers, kv: KvFormat) -> dict[str, Footprint]:
     """By format: that of exact rows, with the bytes of packed tokens, and those that are kept exactly for a while."""
-    exact = footprint_of(model, caps, EXACT)
+    exact = caps.kv_footprints.get(str(EXACT), caps.footprint)
     recent = (kv.recent + SPARE + 3 * BLOCK, exact.row_bytes)
     packed = replace(exact, windows=(*exact.windows, recent))
     found = {name: replace(packed, row_bytes=_token_bytes(layers, parse(name, kv.group_size))) for name in FORMATS}

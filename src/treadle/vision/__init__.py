@@ -1,1 +1,1 @@
-"""Images: from a client's URL to embeddings in a step (design 2)."""
+"""Images: from a client's URL to embeddings in a step."""
