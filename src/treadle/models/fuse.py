@@ -1,9 +1,9 @@
 """Projections that read the same input, computed as one product for several rows. Engine thread only.
 
-For several rows a product on CUDA takes about the same time whether it has 1,024 outputs or 6,144: launching it costs
-as much as a narrow one computes. So the weights of q, k and v (and of gate and up) are stacked. The model file still
-calls each projection: the first call computes for all, the others take their part. With few rows each projection
-multiplies by its own share of the stacked weights, which is faster there. No weight is held twice.
+A product on CUDA takes about the same time whether it has 1,024 outputs or 6,144: launching it costs as much as a
+narrow one computes. So the weights of q, k and v (and of gate and up) are stacked. The model file still
+calls each projection: the first call computes for all, the others take their part. Quantised ones multiply few
+rows each by its own share of the stacked weights, which is faster there. No weight is held twice.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import mlx.nn as nn
 
 SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 STACKED = ("weight", "scales", "biases", "bias")
-LEAST_ROWS = {nn.Linear: 2, nn.QuantizedLinear: 8}  # from how many rows on the stacked product is the faster one
+LEAST_ROWS = {nn.Linear: 1, nn.QuantizedLinear: 8}  # from how many rows on the stacked product is the faster one
 
 
 class Part(nn.Module):  # type: ignore[misc]
