@@ -20,7 +20,9 @@ endif
 EXTRA := $(filter-out metal,$(BUILD))
 COMMA := ,
 WITH_EXTRA := $(if $(EXTRA),[$(EXTRA)],)
-WITH_DEV := [$(if $(EXTRA),$(EXTRA)$(COMMA),)dev]
+WITH_DEV := [$(if $(EXTRA),$(EXTRA)$(COMMA),)dev,vision]
+# Without what it asks for beside: see the extra `vision` in pyproject.toml.
+MLX_VLM := mlx-vlm==0.7.10
 
 .PHONY: serve test check bench clean python
 
@@ -59,4 +61,5 @@ $(TEST_VENV)/.installed-$(BUILD): pyproject.toml | python
 	@$(PYTHON) -m venv $(TEST_VENV) \
 		|| { echo "Could not create $(TEST_VENV); on Debian and Ubuntu install python3-venv." >&2; exit 1; }
 	$(TEST_VENV)/bin/python -m pip install --editable ".$(WITH_DEV)"
+	$(TEST_VENV)/bin/python -m pip install --no-deps $(MLX_VLM)
 	@touch $@
