@@ -15,7 +15,8 @@ from tests.fakes_engine import FakeEngine, say
 from tests.live import Live, live
 from treadle.engine.engine import Engine
 from treadle.errors import BadRequest
-from treadle.metrics.gauges import Gauges, PressureGauge
+from treadle.metrics.gauges import Gauges
+from treadle.metrics.snapshot import PressureCard
 from treadle.types import EXACT, KvFormat, Request
 
 TALK = [{"role": "user", "content": "hello world"}]
@@ -66,7 +67,7 @@ def test_a_model_whose_rows_cannot_be_packed_says_so() -> None:
 
 def test_health_stats_and_metrics_tell_of_pressure(server: Live) -> None:
     assert server.get("/v1/stats").json()["pressure"] is None
-    told = PressureGauge("evict", False, {"evict": 2, "pack": 1}, {"evict": 3}, {"evict": 4096})
+    told = PressureCard("evict", False, {"evict": 2, "pack": 1}, {"evict": 3}, {"evict": 4096})
     server.engine.recorder.measured(Gauges(pressure=told))
     assert server.get("/health").json()["memory"] == {"level": "evict", "holding": False}
     card = server.get("/v1/stats").json()["pressure"]

@@ -114,7 +114,7 @@ async def embeddings(http: Request) -> Response:
     name = json_object(await read(http, here.max_body)).get("model")
     model = here.engine.find(name if isinstance(name, str) else None)
     raise BadRequest(
-        f"{model.name} is not an embedding model; embeddings are not served here.",
+        f"{model.name} is served to generate text; this server makes no embeddings of any model.",
         param="model",
         code="unsupported_model",
     )

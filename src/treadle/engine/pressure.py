@@ -29,7 +29,7 @@ from treadle.engine.governor import (
     level_of,
 )
 from treadle.engine.sequence import Sequence, Stage
-from treadle.metrics.gauges import PressureGauge
+from treadle.metrics.snapshot import PressureCard
 from treadle.types import Finish, KvFormat
 
 if TYPE_CHECKING:
@@ -104,9 +104,9 @@ class Pressure:
             self.governor.freed(action.act, reading.active + self._base - self._active())
             fresh = fresh or action.act is Act.REMEASURE
 
-    def gauge(self) -> PressureGauge:
+    def gauge(self) -> PressureCard:
         counts = self.governor.counts
-        return PressureGauge(
+        return PressureCard(
             level=self.governor.level.name.lower(),
             holding=self.governor.holding,
             entered={level.name.lower(): counts.entered[level] for level in Level},

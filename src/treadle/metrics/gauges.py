@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from treadle.metrics.snapshot import DeviceCard
+from treadle.metrics.snapshot import DeviceCard, PressureCard
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,17 +45,6 @@ class MemoryGauge:
 
 
 @dataclass(frozen=True, slots=True)
-class PressureGauge:
-    """What is done about memory that runs short; counts since the engine began."""
-
-    level: str  # calm | pack | evict | hold | preempt
-    holding: bool  # nobody is admitted
-    entered: Mapping[str, int]  # by level
-    actions: Mapping[str, int]  # by what was done
-    freed_bytes: Mapping[str, int]  # by what was done
-
-
-@dataclass(frozen=True, slots=True)
 class Gauges:
     """All of it."""
 
@@ -64,7 +53,7 @@ class Gauges:
     cache: CacheGauge | None = None  # None: off
     sequences: tuple[SequenceGauge, ...] = ()
     speculation: Mapping[str, Mapping[str, Any]] | None = None  # by model that did, loaded or not
-    pressure: PressureGauge | None = None
+    pressure: PressureCard | None = None
 
 
 @dataclass(slots=True)

@@ -16,7 +16,8 @@ from prometheus_client.metrics_core import (
 
 from treadle import __version__
 from treadle.metrics.counters import Counters, Histogram, ModelCounters
-from treadle.metrics.gauges import Gauges, PressureGauge
+from treadle.metrics.gauges import Gauges
+from treadle.metrics.snapshot import PressureCard
 from treadle.metrics.speculation import speculation
 from treadle.metrics.stats import Reading
 
@@ -108,7 +109,7 @@ def _memory(gauges: Gauges, peak: int) -> Iterator[Metric]:
         yield gauge("treadle_memory_limit_bytes", "What the process may use.", gauges.memory.limit)
 
 
-def _pressure(found: PressureGauge) -> Iterator[Metric]:
+def _pressure(found: PressureCard) -> Iterator[Metric]:
     yield gauge("treadle_pressure_level", "Memory: 0 calm, 1 pack, 2 evict, 3 hold, 4 preempt.", LEVELS[found.level])
     yield gauge("treadle_pressure_holding", "1 while no request is admitted because memory runs short.", found.holding)
     counts = (

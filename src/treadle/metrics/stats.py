@@ -14,7 +14,6 @@ from treadle.metrics.snapshot import (
     CacheCard,
     MemoryCard,
     ModelFacts,
-    PressureCard,
     ServedModel,
     ServerCard,
     Stats,
@@ -61,7 +60,7 @@ def stats(recorder: Recorder, engine: EngineFacts, since: float = 0.0) -> Stats:
         running=engine.running,
         waiting=engine.waiting,
         memory=_memory(read),
-        pressure=_pressure(read),
+        pressure=read.gauges.pressure,
         cache=_cache(read),
         speculation=read.gauges.speculation,
         totals=_totals(read.counters),
@@ -83,13 +82,6 @@ def _model(facts: ModelFacts, counters: Counters) -> ServedModel:
 def _memory(read: Reading) -> MemoryCard | None:
     memory = read.gauges.memory
     return None if memory is None else MemoryCard(memory.limit, memory.active, read.peak_bytes, memory.spare)
-
-
-def _pressure(read: Reading) -> PressureCard | None:
-    found = read.gauges.pressure
-    if found is None:
-        return None
-    return PressureCard(found.level, found.holding, dict(found.entered), dict(found.actions), dict(found.freed_bytes))
 
 
 def _cache(read: Reading) -> CacheCard | None:
