@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 import logging
 import os
@@ -15,11 +14,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
-from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
-from treadle import compiler
+from treadle import blas, compiler, system
+from treadle.blas import Blas
 from treadle.errors import LoadError
 
 if sys.platform != "win32":
@@ -31,7 +30,6 @@ Backend = Literal["cpu", "cuda", "metal"]
 
 TESTED = "mlx 0.32.4 with mlx-lm 0.32.2"
 CUDA_BUILDS = ("mlx-cuda-13", "mlx-cuda-12")
-OPENBLAS = "cmeel-openblas"
 REPORTED = (
     "treadle",
     "mlx",
@@ -42,7 +40,7 @@ REPORTED = (
     "mlx-vlm",
     "pillow",
     *CUDA_BUILDS,
-    OPENBLAS,
+    blas.OPENBLAS,
 )
 HOOKS: dict[str, tuple[str, ...]] = {
     "models.cache": (
@@ -60,16 +58,6 @@ HOOKS: dict[str, tuple[str, ...]] = {
 
 _lock = threading.RLock()
 _blas: Blas | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Blas:
-    """Which matrix library MLX's CPU backend uses in this process, and why (`note`, one sentence)."""
-
-    name: Literal["openblas", "preloaded", "reference", "system"]
-    note: str
-    path: str | None = None
-    num_threads: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,82 +101,7 @@ def _load_blas() -> Blas:
         return Blas("system", "MLX uses the libraries of the operating system.")
     if cuda := next((name for name in CUDA_BUILDS if _version(name) is not None), None):
         return Blas("system", f"MLX uses the NVIDIA libraries of {cuda}.")
-    if _defines_sgemm():
-        return Blas("preloaded", "MLX uses the BLAS that was loaded into the process before it.")
-    if "mlx.core" in sys.modules:
-        return Blas("reference", "MLX was imported before runtime.prepare(), so it keeps its reference BLAS.")
-    path = _in_package(OPENBLAS, "cmeel.prefix/lib/libopenblas.so.0")
-    if not path.is_file():
-        return Blas("reference", f"MLX uses its slow reference BLAS; install {OPENBLAS} for a fast one.")
-    if "OMP_NUM_THREADS" not in os.environ:
-        os.environ.setdefault("OPENBLAS_NUM_THREADS", str(blas_threads()))
-    try:
-        _lend_gfortran()
-        library = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
-    except OSError as error:
-        return Blas("reference", f"MLX uses its slow reference BLAS: OpenBLAS cannot be loaded ({error}).")
-    threads = int(library.openblas_get_num_threads())
-    return Blas("openblas", f"MLX uses OpenBLAS with {threads} thread(s).", str(path), threads)
-
-
-def _defines_sgemm() -> bool:
-    try:
-        _ = ctypes.CDLL(None).cblas_sgemm
-    except AttributeError:
-        return False
-    return True
-
-
-def _lend_gfortran() -> None:
-    """Make `libgfortran.so.5` loadable by that name, which OpenBLAS asks for and many systems lack.
-
-    MLX's CPU wheel carries the library under a name of its own. A copy in memory that gives the usual name
-    (shorter, so it fits in place) is loaded; the loader then finds it by name for whoever needs it.
-    """
-    try:
-        ctypes.CDLL("libgfortran.so.5")
-    except OSError:
-        folder = _in_package("mlx-cpu", "mlx_cpu.libs")
-        for quadmath in sorted(folder.glob("libquadmath-*.so*")):
-            ctypes.CDLL(str(quadmath))
-        for fortran in sorted(folder.glob("libgfortran-*.so.5*")):
-            own = fortran.name.encode() + b"\0"
-            copy = os.memfd_create("libgfortran")
-            with os.fdopen(copy, "wb") as file:
-                file.write(fortran.read_bytes().replace(own, b"libgfortran.so.5".ljust(len(own), b"\0")))
-                file.flush()
-                ctypes.CDLL(f"/proc/self/fd/{copy}")
-
-
-def _in_package(package: str, path: str) -> Path:
-    """Where an installed distribution keeps `path`; a path that does not exist when it is not installed."""
-    try:
-        return Path(str(metadata.distribution(package).locate_file(path)))
-    except metadata.PackageNotFoundError:
-        return Path(path)
-
-
-def blas_threads() -> int:
-    """Half the cores. OpenBLAS's threads wait by spinning: with one of them short of a core, decoding fell from
-    18 to 1 token/s, while the second thread on a quiet machine with two cores brought 30 %.
-    """
-    return max(1, physical_cores() // 2)
-
-
-def physical_cores() -> int:
-    """Cores this process may use: hyper-threads count once; affinity and a CPU quota are honoured."""
-    if not sys.platform.startswith("linux"):
-        return os.cpu_count() or 1
-    cores = {_read(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") for cpu in _affinity()}
-    num = len(cores) if "" not in cores else len(_affinity())
-    quota, _, period = _read("/sys/fs/cgroup/cpu.max").partition(" ")
-    if quota.isdigit() and period.isdigit():
-        num = min(num, -(-int(quota) // int(period)))
-    return max(num, 1)
-
-
-def _affinity() -> set[int]:
-    return os.sched_getaffinity(0) if sys.platform.startswith("linux") else set()
+    return blas.load()
 
 
 def mlx_lm_module(name: str) -> ModuleType:
@@ -255,7 +168,7 @@ def device_facts() -> DeviceFacts:
 
     backend: Backend = "metal" if mx.metal.is_available() else "cuda" if mx.cuda.is_available() else "cpu"
     info: dict[str, Any] = mx.device_info()
-    total = total_memory()
+    total = system.total_memory()
     if backend == "metal":
         total = int(info.get("memory_size", total))
         working = int(info.get("max_recommended_working_set_size", total * 3 // 4))
@@ -266,29 +179,6 @@ def device_facts() -> DeviceFacts:
         working = total * 3 // 4
     versions = {name: version for name in REPORTED if (version := _version(name)) is not None}
     return DeviceFacts(backend, str(info.get("device_name", backend)), total, working, versions)
-
-
-def total_memory() -> int:
-    """The machine's memory in bytes, or the container's limit where that is lower."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = _read("/sys/fs/cgroup/memory.max")
-    return min(total, int(limit)) if limit.isdigit() else total
-
-
-def free_memory() -> int:
-    """Bytes that can be allocated now without swapping; the total where the system does not tell."""
-    lines = (line.split() for line in _read("/proc/meminfo").splitlines())
-    free = next((int(words[1]) * 1024 for words in lines if words[0] == "MemAvailable:"), total_memory())
-    limit, used = _read("/sys/fs/cgroup/memory.max"), _read("/sys/fs/cgroup/memory.current")
-    return max(min(free, int(limit) - int(used)), 0) if limit.isdigit() and used.isdigit() else free
-
-
-def _read(path: str) -> str:
-    """The text of a small system file, "" where the system has no such file."""
-    try:
-        return Path(path).read_text().strip()
-    except OSError:
-        return ""
 
 
 def _version(package: str) -> str | None:

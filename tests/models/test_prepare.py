@@ -39,7 +39,7 @@ def test_a_folder_weighs_what_it_takes(
 ) -> None:
     write_folder(folder, make("llama"), folder.parent / "tiny.gguf", dtype)
     for backend in ("cpu", "metal"):
-        monkeypatch.setattr("treadle.runtime.free_memory", lambda: free)
+        monkeypatch.setattr("treadle.system.free_memory", lambda: free)
         taken = nbytes(load_folder(folder, backend, "auto")[0])  # type: ignore[arg-type]
         guess = weight_bytes(resolve(str(folder)), backend, free)  # type: ignore[arg-type]
         assert 0.95 * taken <= guess <= 1.05 * taken

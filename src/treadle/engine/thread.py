@@ -23,7 +23,8 @@ from treadle.engine.stream import Stream
 from treadle.engine.turns import Turns
 from treadle.errors import LoadError, NotReady, TreadleError
 from treadle.metrics.recorder import Recorder
-from treadle.runtime import device_facts, free_memory
+from treadle.runtime import device_facts
+from treadle.system import free_memory
 from treadle.types import CacheReport, Finish, Output, Request
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from treadle import runtime
+from treadle import runtime, system
 from treadle.errors import LoadError
 from treadle.models.architectures import model_classes
 from treadle.models.placement import WeightForm, hold_dense
@@ -46,7 +46,7 @@ def hold(model: Any, path: Path, backend: runtime.Backend, weights: WeightForm) 
 
     utils = runtime.mlx_lm_module("utils")
     num_parameters = int(utils.get_total_parameters(model))
-    dense = hold_dense(weights, backend, num_parameters, runtime.free_memory())
+    dense = hold_dense(weights, backend, num_parameters, system.free_memory())
     if backend == "cpu":
         _widen(model, everything=dense)  # before expanding, which rounds to the type of the scales
     if dense:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from treadle import runtime
+from treadle import runtime, system
 from treadle.errors import ConfigError, LoadError
 from treadle.models import gguf as gguf_file
 from treadle.models import gguf_model, gguf_tokenizer
@@ -179,7 +179,7 @@ def _vision(parts: _Parts, caps: Caps) -> Vision | None:
 def _load_gguf(source: ResolvedSource, backend: runtime.Backend, weights: WeightForm) -> _Parts:
     opened = gguf_file.read(source.path)
     tokenizer = gguf_tokenizer.load_tokenizer(opened)
-    dense = hold_dense(weights, backend, opened.num_parameters, runtime.free_memory())
+    dense = hold_dense(weights, backend, opened.num_parameters, system.free_memory())
     model, config = gguf_model.build(opened, backend, dense=dense)
     stored = {name: opened.metadata.get(f"general.sampling.{key}") for key, name in GGUF_SAMPLING.items()}
     generation = {name: value for name, value in stored.items() if value is not None}

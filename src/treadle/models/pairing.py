@@ -19,7 +19,8 @@ from treadle.models.folder_model import load_folder_tokenizer, read_json
 from treadle.models.folders import Progress
 from treadle.models.sources import KnownModel, ResolvedSource, known_models, resolve
 from treadle.models.weigh import weight_bytes
-from treadle.runtime import device_facts, free_memory
+from treadle.runtime import device_facts
+from treadle.system import free_memory
 from treadle.types import Batching, Caps, LayerKind
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 
-from treadle import runtime
+from treadle import runtime, system
 from treadle.config import Config
 from treadle.errors import ConfigError, LoadError
 from treadle.models import pairing
@@ -88,11 +88,11 @@ def prepare(entry: Entry, config: Config, bars: Bars = nullcontext) -> Prepared:
     if draft is None and config.speculation == "draft":
         raise LoadError(f"No model that is here can draft for {entry.name}: name one (draft_model).")
     backend = runtime.device_facts().backend
-    own = weight_bytes(source, backend, runtime.free_memory())
+    own = weight_bytes(source, backend, system.free_memory())
     alone = Prepared(own, partial(load_entry, source, entry, config))
     if draft is None:
         return alone
-    both = own + weight_bytes(draft, backend, runtime.free_memory())
+    both = own + weight_bytes(draft, backend, system.free_memory())
     lighter = None if _insists(config) else alone
     return Prepared(both, partial(load_entry, source, entry, config, draft), lighter)
 
