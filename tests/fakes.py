@@ -66,8 +66,11 @@ class HashModel:
         n = h.shape[1]
         mask = layer.make_mask(n, window_size=self.window if kind == "window" else None, return_array=False)
         offset = layer.offset
-        start = offset[:, None] if isinstance(offset, mx.array) else offset
-        keys = mix(h + (start + mx.arange(n)).astype(mx.uint32) * 7919 + number)
+        if isinstance(offset, mx.array) and offset.ndim == 2:  # of every token
+            places = offset
+        else:
+            places = (offset[:, None] if isinstance(offset, mx.array) else offset) + mx.arange(n)
+        keys = mix(h + places.astype(mx.uint32) * 7919 + number)
         keys, values = layer.update_and_fetch(keys[:, None, :, None], (keys * 5)[:, None, :, None])
         seen = mix(keys[:, 0, :, 0] ^ mix(values[:, 0, :, 0]))[:, None, :]
         visible = _visible(mask, n, seen.shape[-1])

@@ -19,7 +19,19 @@ from treadle.config import Config
 from treadle.engine.slot import Facts
 from treadle.errors import ModelNotFound, NotReady, TreadleError
 from treadle.metrics.recorder import Recorder
-from treadle.types import Batching, CacheReport, Caps, Drafting, Finish, LayerKind, Output, Request, TokenLogprob, Usage
+from treadle.types import (
+    Batching,
+    CacheReport,
+    Caps,
+    Drafting,
+    Finish,
+    LayerKind,
+    Output,
+    Request,
+    Skimming,
+    TokenLogprob,
+    Usage,
+)
 
 SPECIALS = ("<|end|>", "<|system|>", "<|user|>", "<|assistant|>")
 MERGES = (("h", "e"), ("l", "l"), ("he", "ll"), ("hell", "o"), ("Ġ", "w"), ("Ġ", "t"))
@@ -219,6 +231,7 @@ class FakeEngine:
     pinned = False
     num_bytes = 0
     drafting = Drafting(("lookup", "forced"))
+    skimming: Skimming | None = None
 
     def find(self, name: str | None) -> FakeEngine:
         if name and name not in (self._model.name, self._model.source, *self.aliases):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_runtime import CPU_BUILD
+from tests.test_blas import CPU_BUILD
 from treadle import compiler
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="needs shell scripts as programs")

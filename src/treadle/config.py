@@ -53,6 +53,10 @@ class Config:
     checkpoint_every: int = 2048  # tokens between checkpoints of recurrent and windowed layers in a long prefill
     speculation: str = "auto"  # auto (lookup and a draft model) | lookup | draft | off
     draft_model: str = "auto"  # a smaller model of the same vocabulary; auto: one that is here already; none
+    specprefill_model: str | None = None  # a smaller model of the same vocabulary that says what of a prompt matters
+    specprefill: bool = True  # leave a part of long prompts out without being asked to; False: only where asked
+    specprefill_threshold: int = 8192  # tokens without cached rows from which on
+    specprefill_keep_pct: float = 0.3  # share of these tokens that is computed
     allow_image_urls: bool = False  # fetch images from http(s) addresses of the internet
     image_max_mp: float = 8.0  # megapixels; larger images are scaled down before the model's own processor sees them
     image_cache_mb: float = 256.0  # encoded images that are remembered on the device
@@ -79,6 +83,7 @@ class Config:
             "keepalive_s",
             "max_body_mb",
             "model_wait_s",
+            "specprefill_threshold",
             "image_max_mp",
             "image_cache_mb",
         )
@@ -113,6 +118,11 @@ class Config:
             )
         if self.port > 65535:
             raise ConfigError(f"port must be at most 65535, not {self.port}.", param="port")
+        if not 0 < self.specprefill_keep_pct <= 1:
+            raise ConfigError(
+                f"specprefill_keep_pct must lie above 0 and be at most 1, not {self.specprefill_keep_pct}.",
+                param="specprefill_keep_pct",
+            )
         self._check_speculation()
         self._check_security()
         self._check_log()

@@ -52,7 +52,7 @@ HOOKS: dict[str, tuple[str, ...]] = {
         "make_prompt_cache",
     ),
     "models.base": ("create_attention_mask", "scaled_dot_product_attention"),
-    "utils": ("load_model", "load_config", "dequantize_model", "_get_classes"),
+    "utils": ("load_model", "load_config", "dequantize_model", "get_total_parameters", "_get_classes"),
     "tokenizer_utils": ("TokenizerWrapper",),
 }
 

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Ids = NDArray[np.int64]
+Vector = NDArray[np.float32]
 
 
 class Finish(StrEnum):
@@ -104,6 +105,13 @@ class Span:
     whole: bool = False
 
 
+class Pooling(StrEnum):
+    """Which of a text's final hidden states are its embedding."""
+
+    MEAN = "mean"  # the mean of all
+    LAST = "last"  # that of the last token
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """One prompt for the engine. Ids are already checked against the vocabulary (`Engine.submit` checks again)."""
@@ -121,6 +129,14 @@ class Request:
     prompt_logprobs: bool = False  # report the prompt's own too, as many alternatives as `sampling.logprobs`
     spans: tuple[Span, ...] = ()  # pictures in the prompt, ascending; its last token is in none
     kv: KvFormat | None = None  # how its rows are held; None: as the model's are, until memory is short
+    pooling: Pooling | None = None  # what is asked for is the prompt's embedding, and no token
+    sparse: bool | None = None  # whether a part of a long prompt may be left out; None: where that seems right
+    keep: float | None = None  # then the share of its tokens that are computed; None: the server's
+
+    @property
+    def computes_all(self) -> bool:
+        """Whether every token of the prompt has to be computed, whatever is known of it already."""
+        return self.prompt_logprobs or self.pooling is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +146,18 @@ class TokenLogprob:
     token: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SparsePrefill:
+    """Whether a part of a prompt was left out, and why (one sentence). Times in seconds."""
+
+    engaged: bool
+    reason: str
+    tokens: int  # of the prompt, without those that were cached exactly
+    kept: int  # of these, what was computed
+    score_s: float = 0.0  # what the small model took to tell which
+    prefill_s: float = 0.0  # from then to the first token
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +173,7 @@ class Usage:
     drafted_tokens: int = 0  # proposed by speculation
     accepted_tokens: int = 0  # of those, what the model itself would have drawn
     vision_s: float = 0.0  # of `prefill_s`, what the image encoder took
+    sparse: SparsePrefill | None = None  # None: the server has no small model for that
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +193,7 @@ class Output:
     stop_id: int | None = None  # the end id that was hit
     usage: Usage | None = None
     error: str | None = None  # one sentence, with Finish.ERROR
+    embedding: Vector | None = field(default=None, compare=False)  # of length 1, at the end, when asked for
 
 
 class LayerKind(StrEnum):
@@ -209,6 +239,17 @@ class Drafting:
     why: str = ""  # a sentence on what is not in force
 
 
+@dataclass(frozen=True, slots=True)
+class Skimming:
+    """What sparse prefill is in force for a loaded model, for monitoring."""
+
+    model: str  # that says what of a prompt matters
+    threshold: int  # tokens that are not cached, beyond which it is done
+    keep: float  # share of them that is computed
+    automatic: bool  # without being asked to
+    why: str = ""  # a sentence on what stands against it
+
+
 class Batching(StrEnum):
     """What the load-time self-check proved about several rows in one forward."""
 
@@ -226,6 +267,8 @@ class Footprint:
     state_bytes: int = 0  # of recurrent layers, whatever the length
     step_bytes: int = 0  # activations per token of a prefill chunk
     score_bytes: int = 0  # and per token of the chunk times tokens before it, where attention is not fused
+    look_bytes: int = 0  # activations of the image encoder per embedding of a picture
+    look_score_bytes: int = 0  # and per embedding times embeddings
 
     def rows(self, num_tokens: int) -> int:
         """Bytes of a sequence of that length."""
@@ -240,11 +283,17 @@ class Footprint:
             self.state_bytes + other.state_bytes,
             max(self.step_bytes, other.step_bytes),
             max(self.score_bytes, other.score_bytes),
+            max(self.look_bytes, other.look_bytes),
+            max(self.look_score_bytes, other.look_score_bytes),
         )
 
     def chunk(self, num_tokens: int, context: int) -> int:
         """Bytes of the activations of one chunk that attends over `context` tokens."""
         return num_tokens * (self.step_bytes + context * self.score_bytes)
+
+    def look(self, num_rows: int) -> int:
+        """Bytes of the activations of the image encoder for a picture of `num_rows` embeddings, and of these."""
+        return num_rows * (self.look_bytes + num_rows * self.look_score_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,6 +303,20 @@ class Vision:
     family: str
     works: bool
     why: str  # the sentence behind it
+
+
+@dataclass(frozen=True, slots=True)
+class Embedding:
+    """What a model that was made to embed texts can do here."""
+
+    pooling: Pooling | None  # None: it embeds nothing here
+    why: str  # the sentence behind it
+    size: int = 0  # numbers in an embedding
+    least_size: int | None = None  # to which they may be cut; None: they may not
+    sizes: tuple[int, ...] = ()  # to which alone they may be cut, if its makers name them
+    context_length: int | None = None  # of its texts, in tokens, where that is less than the model's
+    prefix: str = ""  # what its makers put before every text
+    generates: bool = True  # whether it has an output layer, and so can write too
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,6 +338,7 @@ class Caps:
     kv_footprints: Mapping[str, Footprint] = field(default_factory=dict)  # by format ("16", "8/4", ..), if they can
     kv_losses: Mapping[str, float] = field(default_factory=dict)  # measured, by format: per cent of perplexity
     vision: Vision | None = None  # None: a model for text alone
+    embedding: Embedding | None = None  # None: a model that writes and was not made to embed
 
 
 HIT_KINDS = ("exact", "prefix", "supersequence", "branch", "miss")

@@ -83,4 +83,4 @@ def test_embeddings_are_refused_with_a_reason(server: Live) -> None:
     response = server.post("/v1/embeddings", {"model": "fake", "input": "hi"})
     error = response.json()["error"]
     assert (response.status_code, error["param"], error["code"]) == (400, "model", "unsupported_model")
-    assert "no embeddings" in error["message"]
+    assert "made to write text" in error["message"]

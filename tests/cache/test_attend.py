@@ -15,7 +15,7 @@ from treadle.cache.attend import MOST_SHARED, head_by_head, over_packed
 from treadle.cache.layers import Layers
 from treadle.cache.packed_rows import PackedRows
 from treadle.cache.pieces import piece_of, rows_of
-from treadle.cache.quantise import scheme_for
+from treadle.cache.quantise import Scheme, scheme_for
 from treadle.models.capabilities import forward, new_layers
 from treadle.models.packed_attention import install
 from treadle.types import KvFormat
@@ -50,11 +50,22 @@ class Specified:
         return mx.array(np.concatenate([tokens < edges, (tokens >= edges) & (tokens <= queries)], axis=1))
 
     def update_and_fetch(self, keys: Any, values: Any) -> tuple[Any, Any]:
-        found = []
-        for rows, bits in ((keys, self.kv.key_bits), (values, self.kv.value_bits)):
-            scheme = None if bits == 16 else scheme_for(bits, self.kv.group_size, rows.shape[-1])
-            found.append(mx.concatenate([rows_of(piece_of(rows, scheme)), rows], axis=2))
-        return found[0], found[1]
+        return self._both(keys, self.kv.key_bits, True), self._both(values, self.kv.value_bits, False)
+
+    def _both(self, rows: Any, bits: int, centred: bool) -> Any:
+        scheme = None if bits == 16 else scheme_for(bits, self.kv.group_size, rows.shape[-1])
+        packed = rows_of(piece_of(rows, scheme)) if bits != 4 or scheme is None else by_blocks(rows, scheme, centred)
+        return mx.concatenate([packed, rows], axis=2)
+
+
+def by_blocks(rows: Any, scheme: Scheme, centred: bool) -> Any:
+    """4-bit rows as they are read: the first block exactly; of keys in others, what differs from the block's mean."""
+    found = [rows[:, :, : recent_columns.BLOCK]]
+    for start in range(recent_columns.BLOCK, rows.shape[2], recent_columns.BLOCK):
+        block = rows[:, :, start : start + recent_columns.BLOCK]
+        mean = block.mean(axis=2, keepdims=True).astype(mx.bfloat16).astype(mx.float32) if centred else 0
+        found.append(rows_of(piece_of(block - mean, scheme)) + mean)
+    return mx.concatenate(found, axis=2)
 
 
 def specified(kv: KvFormat, ids: list[int]) -> np.ndarray:

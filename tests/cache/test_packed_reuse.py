@@ -19,7 +19,7 @@ from tests.engine.test_reuse import CONTEXT, GREAT, conversations, finish_of
 from tests.engine.test_reuse_disk import flush, tier_at
 from tests.fakes import STOP, VOCAB, HashModel, slow_twin
 from tests.tiny import tiny
-from treadle.cache import columns, disk_keys, recent_columns, spill
+from treadle.cache import columns, disk_keys, formats, recent_columns, spill
 from treadle.cache.budget import Budget
 from treadle.cache.spill import Spill
 from treadle.cache.store import Settings, Store
@@ -31,7 +31,7 @@ from treadle.models.packed_attention import install
 from treadle.types import EXACT, Finish, KvFormat, Request, Sampling
 
 KV = KvFormat(8, 8, 64, recent=5)
-REAL = KvFormat(8, 4, 64, recent=5)
+REAL = [KvFormat(8, 4, 64, recent=5), KvFormat(4, 4, 64, recent=5)]
 KINDS = [("rows", "rows"), ("rows", "window"), ("state", "rows")]
 
 
@@ -145,10 +145,10 @@ def test_repeats_turns_and_restarts_reuse_what_they_should(tmp_path: Path, kinds
     store.spill.tier.stop()
 
 
-def real_run(store: Store | None) -> Run:
+def real_run(store: Store | None, kv: KvFormat) -> Run:
     model, caps = tiny("wide heads")
     install(model)
-    caps = replace(caps, kv=REAL)
+    caps = replace(caps, kv=kv)
     return Run(Loop(model, caps, Config(), partial(new_layers, model, caps), None, Reuse(store, caps, 16)))
 
 
@@ -160,11 +160,14 @@ def random_ids(n: int, seed: int) -> list[int]:
     return [int(x) for x in np.random.default_rng(seed).integers(0, 128, n)]
 
 
-def test_rows_that_are_really_packed_give_the_cold_text_warm_from_disk_and_in_a_batch(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kv", REAL, ids=str)
+def test_rows_that_are_really_packed_give_the_cold_text_warm_from_disk_and_in_a_batch(
+    tmp_path: Path, kv: KvFormat
+) -> None:
     def started() -> tuple[Run, Store]:
         store = Store(GREAT, active_memory=lambda: 0)
         store.spill = Spill(tier_at(tmp_path), 1)
-        return real_run(store), store
+        return real_run(store, kv), store
 
     run, store = started()
     base = random_ids(50, 0)
@@ -188,7 +191,7 @@ def test_rows_that_are_really_packed_give_the_cold_text_warm_from_disk_and_in_a_
     run.until_idle()
     assert not run.loop.reuse.failures
     for request, again in zip(requests, together, strict=True):
-        cold, _ = finish_of(real_run(None), request)
+        cold, _ = finish_of(real_run(None, kv), request)
         assert texts[request.id] == cold == run.text(again.id)
     store.spill.tier.stop()
 
@@ -197,8 +200,27 @@ def test_rows_of_other_formats_are_not_shared() -> None:
     store = Store(GREAT, active_memory=lambda: 0)
     model, caps = tiny("wide heads")
     prompt = random_ids(40, 5)
-    for i, kv in enumerate((EXACT, REAL, KvFormat(4, 4, recent=5))):
+    for i, kv in enumerate((EXACT, *REAL)):
         caps = replace(caps, kv=kv)
         loop = Loop(model, caps, Config(), partial(new_layers, model, caps), None, Reuse(store, caps, 16))
         assert finish_of(Run(loop), asked(f"a{i}", prompt))[1] == 0
         assert finish_of(Run(loop), asked(f"b{i}", prompt))[1] == 39
+
+
+def test_files_of_an_earlier_layout_are_misses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompt, kv = random_ids(60, 6), REAL[1]
+
+    def cached() -> int:
+        store = Store(GREAT, active_memory=lambda: 0)
+        store.spill = Spill(tier_at(tmp_path), 1)
+        run = real_run(store, kv)
+        found = finish_of(run, asked("a", prompt, (40,)))[1]
+        flush(store)
+        store.spill.tier.stop()
+        assert not run.loop.reuse.failures
+        return found
+
+    monkeypatch.setattr(formats, "LAYOUT", 1)
+    assert cached() == 0 and cached() >= 40
+    monkeypatch.setattr(formats, "LAYOUT", 2)
+    assert cached() == 0 and cached() >= 40

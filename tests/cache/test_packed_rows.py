@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fakes import VOCAB, HashModel
+from tests.tiny import tiny
 from treadle.cache import columns, recent_columns
 from treadle.cache.layers import Layers
 from treadle.cache.transfer import convert
@@ -42,7 +43,7 @@ class Batch:
         self.kv = kv
         self.layers: Any = None
         self.tokens: list[list[int]] = []
-        self.longest: list[int] = []  # length of each after its last step
+        self.longest: list[int] = []  # that each ever was after a step
 
     def join(self, prompt: list[int], chunk: int) -> None:
         solo = new_layers(self.model, self.model.caps, self.kv)
@@ -56,14 +57,14 @@ class Batch:
         self.longest.append(len(prompt))
 
     def spare(self, row: int) -> int:
-        """How many tokens may be taken back: `SPARE` since the last step."""
+        """How many tokens may be taken back: those within `SPARE` of the most that it ever had."""
         return max(0, len(self.tokens[row]) - max(0, self.longest[row] - recent_columns.SPARE))
 
     def step(self, pieces: list[list[int]]) -> None:
         logits = np.array(forward(self.model, pieces, self.layers))
         for row, piece in enumerate(pieces):
             self.tokens[row] += piece
-            self.longest[row] = len(self.tokens[row])
+            self.longest[row] = max(self.longest[row], len(self.tokens[row]))
             np.testing.assert_array_equal(logits[row, len(piece) - 1], logits_alone(self.model, self.tokens[row]))
 
     def drop(self, row: int) -> None:
@@ -126,3 +127,24 @@ def test_a_sequence_that_changes_its_format_goes_on_as_it_was(data: st.DataObjec
     for _ in range(8):
         moved.step([data.draw(st.lists(tokens, min_size=1, max_size=5))])
     moved.check()
+
+
+@pytest.mark.parametrize("n", [3, 4, 17, 40])
+def test_rows_of_four_bits_become_exact_ones_whole(n: int) -> None:
+    """Also those behind the last whole block, and they go on at other bits from what is left of them."""
+    model, caps = tiny("wide heads")
+    ids = [int(x) for x in np.random.default_rng(1).integers(1, 90, n)]
+    four = KvFormat(4, 4, recent=5)
+    source, fresh = new_layers(model, caps, four), new_layers(model, caps)
+    forward(model, [ids], source)
+    keys, values = source.rows[0].keys_and_values()
+    mx.eval(keys, values)
+    convert(source, [fresh])
+    assert fresh.rows[0].read(0, 0, n)[0].shape[2] == n
+    last = np.array(fresh.rows[0].keys[:, :, n - 1])
+    np.testing.assert_array_equal(last, np.array(keys[:, :, -1]))
+    eight = new_layers(model, caps, KvFormat(8, 8, recent=5))
+    again = new_layers(model, caps, four)
+    convert(fresh, [eight])
+    convert(eight, [again])
+    assert again.lengths == [n] and np.isfinite(np.array(forward(model, [ids[:6]], again))).all()

@@ -41,6 +41,15 @@ def test_the_footprint_is_that_of_packed_rows_and_a_bounded_part_of_exact_ones()
     assert packed.rows(10) >= caps.footprint.rows(10)
 
 
+def test_four_bits_cost_the_means_of_blocks_and_one_more_exact_block() -> None:
+    model, caps = tiny("wide heads")
+    four, mixed = (with_kv(model, caps, kv, "").footprint for kv in (KvFormat(4, 4), KvFormat(8, 4)))
+    assert four.row_bytes / (caps.footprint.row_bytes / 2) == pytest.approx((4.75 + 4.5) / 32, abs=0.001)
+    assert mixed.row_bytes / (caps.footprint.row_bytes / 2) == pytest.approx((8.5 + 4.5) / 32, abs=0.001)
+    eight = with_kv(model, caps, KvFormat(8, 8), "").footprint
+    assert four.windows[0][0] == mixed.windows[0][0] == eight.windows[0][0] + 64
+
+
 def test_a_model_with_a_cache_of_its_own_stays_exact_and_says_why() -> None:
     model, caps = tiny("attention")
     foreign = replace(caps, layers=tuple(LayerKind.FOREIGN for _ in caps.layers))
@@ -49,7 +58,7 @@ def test_a_model_with_a_cache_of_its_own_stays_exact_and_says_why() -> None:
 
 
 def test_attention_that_goes_wrong_with_packed_rows_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed_rows.PackedBuffer, "form", lambda buffer, piece: piece * 0.5)
+    monkeypatch.setattr(packed_rows.PackedBuffer, "form", lambda buffer, rows, start: rows * 0.5)
     found = with_kv(*tiny("moe"), KV, "as set")
     assert found.kv == EXACT and "goes wrong with packed rows" in found.kv_why
 

@@ -73,9 +73,31 @@ def test_an_end_of_calls_that_is_cut_off_is_no_text(said: Said) -> None:
     whole = hear(said, [])
     for end in range(len(said.ids)):
         heard = hear(said, [], ids=said.ids[:end], finish=Finish.LENGTH)
-        in_frame = "<|close|>" in heard.text  # of an answer, around calls
-        if heard.calls == whole.calls and "\ufffd" not in heard.text and not in_frame:
+        if heard.calls == whole.calls and "\ufffd" not in heard.text:
             assert whole.text.startswith(heard.text)
+
+
+@pytest.mark.parametrize("name", ["kimi k3", "kimi k3, an object", "kimi k3, no closer of reasoning"])
+def test_a_frame_that_is_cut_off_is_no_text(name: str) -> None:
+    """Cut after any token, in one piece or in many: no token of a frame is in the text or in the reasoning."""
+    said = BY_NAME[name]
+    whole = hear(said)
+    for end in range(len(said.ids)):
+        for cuts in ([], range(end)):
+            heard = hear(said, cuts, ids=said.ids[:end], finish=Finish.LENGTH)
+            text, section, _ = heard.text.partition("<|open|>tools<|sep|>")
+            assert not (section and heard.calls)  # calls of which none has a name yet are shown as they are
+            assert "<|" not in text + heard.reasoning
+            if section:
+                continue
+            assert whole.text.startswith(heard.text.rstrip("\ufffd"))
+            assert whole.reasoning.startswith(heard.reasoning.rstrip("\ufffd"))
+
+
+def test_a_frame_that_is_cut_off_in_code_is_text() -> None:
+    said = BY_NAME["kimi k3, in code"]
+    ids = said.ids[: said.ids.index(said.tokenizer.convert_tokens_to_ids("<|open|>")) + 1]
+    assert hear(said, ids=ids, finish=Finish.LENGTH).text == "Write `<|open|>"
 
 
 @pytest.mark.parametrize(

@@ -17,10 +17,11 @@ COLOURS = {
     "yellow": (235, 215, 50), "purple": (150, 60, 180), "white": (245, 245, 245),
 }  # fmt: skip
 SHAPES = ("circle", "square", "triangle", "cross")
-QUESTIONS = {"colour": " what colour is it ?", "shape": " what shape is it ?", "both": " what is it ?"}
+NAMES = ("A", "B", "C", "D")  # each picture of a conversation has one, said behind it
+KINDS = ("colour", "shape", "both")
 SPECIALS = ("<|end|>", "<|user|>", "<|assistant|>", "<|image_pad|>", "<|video_pad|>", "<|vision_start|>",
             "<|vision_end|>", "<|system|>", "<|tool|>")  # fmt: skip
-WORDS = (*COLOURS, *SHAPES, "what", "colour", "shape", "is", "it", "?")
+WORDS = (*COLOURS, *SHAPES, *NAMES, "what", "colour", "shape", "is", "?")
 TEMPLATE = (
     "{% for m in messages %}<|{{ m.role }}|>"
     "{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}"
@@ -36,9 +37,18 @@ class Thing:
     colour: str
     shape: str
 
-    def answer(self, question: str) -> str:
-        said = {"colour": self.colour, "shape": self.shape, "both": f"{self.colour} {self.shape}"}[question]
+    def answer(self, kind: str) -> str:
+        said = {"colour": self.colour, "shape": self.shape, "both": f"{self.colour} {self.shape}"}[kind]
         return f" {said}"
+
+
+def question(kind: str, name: str) -> str:
+    """For example " what colour is B ?"."""
+    return f" what{'' if kind == 'both' else ' ' + kind} is {name} ?"
+
+
+def every_thing() -> list[Thing]:
+    return [Thing(colour, shape) for colour in COLOURS for shape in SHAPES]
 
 
 def any_thing(rng: np.random.Generator) -> Thing:

@@ -11,7 +11,7 @@ import mlx.core as mx
 import pytest
 
 from tests.vision.families import CONFIGS, tokenizer
-from tests.vision.folders import write_folder
+from tests.vision.folders import FLAT, nest, write_folder
 from treadle.errors import LoadError
 from treadle.models import load, vlm, vlm_folder
 from treadle.models.load import load_model
@@ -34,6 +34,29 @@ def test_a_folder_of_every_family_is_loaded_and_sees(tmp_path: Path, family: str
     assert model.caps.vision.family == family
     assert model.reader is not None and model.card.reader is model.reader
     assert model.caps.vocab_size == 288 and model.caps.context_length == 512
+
+
+@pytest.mark.parametrize("family", FLAT)
+def test_a_folder_as_newer_transformers_write_it_is_the_same_model(tmp_path: Path, family: str) -> None:
+    settings = {"rope_theta": 5000.0, "tie_word_embeddings": False}
+    flat = opened(write_folder(tmp_path / "flat", family, **settings))
+    nested = opened(nest(write_folder(tmp_path / "nested", family, **settings)))
+    assert nested.caps.vision.works, nested.caps.vision.why
+    assert nested.caps.context_length == 512 and nested.stop_ids == flat.stop_ids
+    ids = mx.array([tokenizer().encode("The same words.", add_special_tokens=False)])
+    for far in (0, 100):  # positions are turned by the same base and sections
+        positions = mx.arange(ids.shape[1])[None, None] * mx.array([1, 2, 3])[:, None, None] + far
+        logits = [m.model(ids, m.model.make_cache(), positions=positions) for m in (flat, nested)]
+        assert mx.array_equal(*logits).item()
+
+
+def test_positions_that_are_stretched_in_a_way_mlx_vlm_does_not_know_are_refused(tmp_path: Path) -> None:
+    folder = nest(write_folder(tmp_path / "m", "qwen2_vl"))
+    config = json.loads((folder / "config.json").read_text())
+    config["text_config"]["rope_parameters"]["rope_type"] = "yarn"
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(LoadError, match="rope_scaling type must be"):
+        opened(folder)
 
 
 @pytest.mark.parametrize("weights", ["packed", "dense"])

@@ -17,7 +17,7 @@ from treadle.api.ports import FactsPort, ModelPort, SlotPort
 from treadle.api.prompts import has_native_tools
 from treadle.errors import NotFound, NotReady
 from treadle.output.reasoning import markers_of
-from treadle.types import CacheReport
+from treadle.types import CacheReport, Embedding
 
 ANSWER_S = 30.0  # the engine answers between two steps; one that needs longer hangs
 
@@ -151,6 +151,7 @@ def model_entry(slot: SlotPort, created: int) -> dict[str, Any]:
         "bytes": slot.num_bytes,
         "capabilities": None if slot.resident is None else capabilities(slot.resident.model),
         "speculation": speculation_of(slot),
+        "specprefill": None if slot.skimming is None else asdict(slot.skimming),
     }
     return entry if slot.facts is None else entry | described(slot.facts)
 
@@ -175,6 +176,7 @@ def described(facts: FactsPort) -> dict[str, Any]:
         "window": caps.window,
         "batching": {"mode": caps.batching.value, "why": caps.why},
         "vision": None if caps.vision is None else asdict(caps.vision),
+        "embedding": None if caps.embedding is None else embedding_of(caps.embedding),
         "kv": {
             "bits": str(caps.kv),
             "why": caps.kv_why,
@@ -186,14 +188,30 @@ def described(facts: FactsPort) -> dict[str, Any]:
     }
 
 
+def embedding_of(embedding: Embedding) -> dict[str, Any]:
+    """How a model that was made to embed does it; without a pooling it does not, and `why`."""
+    return {
+        "pooling": embedding.pooling,
+        "why": embedding.why,
+        "dimensions": embedding.size,
+        "least_dimensions": embedding.least_size,
+        "allowed_dimensions": list(embedding.sizes),
+        "max_tokens": embedding.context_length,
+        "generates": embedding.generates,
+    }
+
+
 def capabilities(model: ModelPort) -> list[str]:
     """What requests may ask of a loaded model. Tools work everywhere; "tools" are those of its own template."""
-    chat = model.chat_template is not None
+    embedding = model.caps.embedding
+    writes = embedding is None or embedding.generates
+    chat = writes and model.chat_template is not None
     has = {
-        "completions": True,
+        "completions": writes,
         "chat": chat,
         "tools": chat and has_native_tools(model.tokenizer),
         "reasoning": chat and markers_of(model.tokenizer) is not None,
         "images": chat and model.reader is not None,
+        "embeddings": embedding is not None and embedding.pooling is not None,
     }
     return [name for name, there in has.items() if there]

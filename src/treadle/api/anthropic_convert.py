@@ -32,6 +32,8 @@ SAME = (
     "cache_salt",
     "speculation",
     "kv_bits",
+    "specprefill",
+    "specprefill_keep_pct",
     "stream",
     "chat_template_kwargs",
 )

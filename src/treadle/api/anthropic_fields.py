@@ -9,6 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from treadle.api.fields import MAX_STOPS, Number
 from treadle.api.kv import KvBits
+from treadle.api.unsupported import asks_nothing
 from treadle.errors import BadRequest
 
 Block = dict[str, Any]
@@ -135,12 +136,14 @@ class CountBody(BaseModel):
     cache_salt: str = Field(default="", max_length=256)
     speculation: bool = True
     kv_bits: KvBits = None
+    specprefill: bool | None = None
+    specprefill_keep_pct: Number | None = Field(default=None, gt=0, le=1)
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
 
     def refuse_unknown(self) -> None:
         """Raise BadRequest for the first name that would change the answer and means nothing here."""
         for name, value in (self.model_extra or {}).items():
-            if name in HARMLESS or value in NEUTRAL.get(name, ()):
+            if name in HARMLESS or asks_nothing(value, NEUTRAL.get(name, ())):
                 continue
             if name in NEUTRAL:
                 raise BadRequest(f"{name} is not supported.", param=name)

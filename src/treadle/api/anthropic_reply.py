@@ -8,6 +8,7 @@ from typing import Any
 from treadle.api.anthropic_blocks import Ending, Place, Signature, empty_block, place_of, tool_input
 from treadle.api.anthropic_errors import anthropic_error_body
 from treadle.api.errors import anthropic_error_response
+from treadle.api.reply import specprefill
 from treadle.api.sse import Frame, named
 from treadle.api.wire import Wire
 from treadle.errors import TreadleError
@@ -56,13 +57,14 @@ class MessageHead:
         }
 
 
-def usage_fields(usage: Usage) -> dict[str, int]:
+def usage_fields(usage: Usage) -> dict[str, Any]:
     """Anthropic's `usage`: what came from the cache is not part of `input_tokens`."""
     return {
         "input_tokens": usage.prompt_tokens - usage.cached_tokens,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": usage.cached_tokens,
         "output_tokens": usage.completion_tokens,
+        **specprefill(usage),
     }
 
 

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from treadle.api.errors import internal_error, json_response
-from treadle.api.job import Job
+from treadle.api.job import Job, Running
 from treadle.api.outbox import Outbox
 from treadle.api.reply import ChunkWriter, Collector
 from treadle.api.sse import HEADERS
@@ -40,9 +40,9 @@ async def end(*tasks: asyncio.Task[None]) -> None:
 class Exchange(Response):
     """Runs `respond` against the client's patience; whatever happens, the job is closed after it."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Running) -> None:
         super().__init__()
-        self.job = job
+        self._running = job
 
     async def respond(self, scope: Scope, receive: Receive, send: Send) -> None:
         raise NotImplementedError
@@ -55,7 +55,7 @@ class Exchange(Response):
             if answer.done():
                 answer.result()
         finally:
-            self.job.close()
+            self._running.close()
             await end(answer, gone)
 
 
@@ -64,6 +64,7 @@ class Whole(Exchange):
 
     def __init__(self, job: Job, collector: Collector, wire: Wire = OPENAI) -> None:
         super().__init__(job)
+        self.job = job
         self._collector = collector
         self._wire = wire
 
@@ -81,6 +82,7 @@ class Streamed(Exchange):
 
     def __init__(self, job: Job, writer: ChunkWriter, keepalive_s: float, wire: Wire = OPENAI) -> None:
         super().__init__(job)
+        self.job = job
         self._writer = writer
         self._wire = wire
         self._keepalive_s = keepalive_s

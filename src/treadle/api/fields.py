@@ -54,17 +54,18 @@ def _bias(value: Any) -> Any:
     return bias
 
 
-def _is_id(value: Any) -> bool:
+def is_id(value: Any) -> bool:
+    """Whether it is a whole number, as a token id is; true and false are none."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _prompts(value: Any) -> Any:
     """Legacy `prompt`: text, token ids, or a list of either, as a list of prompts."""
-    prompts = [value] if isinstance(value, str) or (isinstance(value, list) and all(map(_is_id, value))) else value
+    prompts = [value] if isinstance(value, str) or (isinstance(value, list) and all(map(is_id, value))) else value
     if not isinstance(prompts, list) or not prompts:
         raise ValueError("must be a string, a list of token ids, or a non-empty list of either")
     for prompt in prompts:
-        if not isinstance(prompt, str) and not (isinstance(prompt, list) and all(map(_is_id, prompt))):
+        if not isinstance(prompt, str) and not (isinstance(prompt, list) and all(map(is_id, prompt))):
             raise ValueError("must be a string, a list of token ids, or a non-empty list of either")
     return prompts
 
@@ -146,6 +147,8 @@ class GenerationBody(ConstrainedBody):
     cache_salt: str = Field(default="", max_length=256)
     speculation: bool = True
     kv_bits: KvBits = None
+    specprefill: bool | None = None
+    specprefill_keep_pct: Number | None = Field(default=None, gt=0, le=1)
     return_progress: bool = False
 
     @model_validator(mode="after")

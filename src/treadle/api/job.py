@@ -25,17 +25,50 @@ class Choice:
     counts_prompt: bool
 
 
-class Job:
-    """All choices of one client request, in `jobs` from here to `close`. Run once, on one event loop."""
+class Running:
+    """A client request while engine requests of it run: in `jobs` from here to `close`."""
 
     def __init__(self, id: str, jobs: Jobs) -> None:
         self.id = id
         self.created = int(time.time())
-        self._choices: list[Choice] = []
         self._jobs = jobs
         self._cancelled = False
-        self._usages: dict[int, Usage] = {}
         jobs.add(self)
+
+    def cancel(self) -> None:
+        """End it while its client still listens."""
+        self._cancelled = True
+        self.end()
+
+    def close(self) -> None:
+        """Leave the running jobs; sequences that have not finished are aborted. May be called twice."""
+        self._jobs.remove(self.id)
+        self.end()
+
+    def end(self) -> None:
+        """Abort what has not finished; the engine says why."""
+        raise NotImplementedError
+
+    def fault(self, finish: Finish, error: str | None) -> TreadleError:
+        """Why it ended without a reply. The engine gives a sentence with an abort only for the time limit."""
+        if finish is Finish.ERROR:
+            return EngineFault(error or "The engine failed on this request.")
+        if self._cancelled:
+            return Cancelled("The request was cancelled.")
+        if error is not None:
+            return TimedOut(error, param="timeout")
+        if self._jobs.stopping:
+            return ShuttingDown("The server is shutting down.")
+        return Preempted("A newer request took the place of this one.")
+
+
+class Job(Running):
+    """All choices of one client request. Run once, on one event loop."""
+
+    def __init__(self, id: str, jobs: Jobs) -> None:
+        super().__init__(id, jobs)
+        self._choices: list[Choice] = []
+        self._usages: dict[int, Usage] = {}
 
     def add(self, choice: Choice) -> None:
         """One more reply; before `run`."""
@@ -59,30 +92,8 @@ class Job:
             if event.usage is not None:
                 self._usages[choice.index] = event.usage
             if event.finish in (Finish.ABORT, Finish.ERROR):
-                raise self._fault(event)
+                raise self.fault(event.finish, event.error)
             sink(choice.index, event)
-
-    def _fault(self, event: Event) -> TreadleError:
-        """Why it ended without a reply. The engine gives a sentence with an abort only for the time limit."""
-        if event.finish is Finish.ERROR:
-            return EngineFault(event.error or "The engine failed on this request.")
-        if self._cancelled:
-            return Cancelled("The request was cancelled.")
-        if event.error is not None:
-            return TimedOut(event.error, param="timeout")
-        if self._jobs.stopping:
-            return ShuttingDown("The server is shutting down.")
-        return Preempted("A newer request took the place of this one.")
-
-    def cancel(self) -> None:
-        """End it while its client still listens."""
-        self._cancelled = True
-        self.end()
-
-    def close(self) -> None:
-        """Leave the running jobs; sequences that have not finished are aborted. May be called twice."""
-        self._jobs.remove(self.id)
-        self.end()
 
     def end(self) -> None:
         """Abort what has not finished; the engine says why."""
@@ -102,6 +113,7 @@ class Job:
             drafted_tokens=sum(usage.drafted_tokens for _, usage in done),
             accepted_tokens=sum(usage.accepted_tokens for _, usage in done),
             vision_s=sum(usage.vision_s for _, usage in done),
+            sparse=next((usage.sparse for usage in prompts), None),
         )
 
 
@@ -110,14 +122,14 @@ class Jobs:
 
     def __init__(self, engine: EnginePort) -> None:
         self._engine = engine
-        self._running: dict[str, Job] = {}
+        self._running: dict[str, Running] = {}
 
     @property
     def stopping(self) -> bool:
         """Whether the engine ends, and everything with it."""
         return self._engine.state in ("stopping", "stopped")
 
-    def add(self, job: Job) -> None:
+    def add(self, job: Running) -> None:
         self._running[job.id] = job
 
     def remove(self, id: str) -> None:

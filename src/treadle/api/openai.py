@@ -101,6 +101,7 @@ async def start(
 ) -> tuple[Job, Sequence[Prompt]]:
     """Build the prompts and submit every choice. All errors known before generation are raised here."""
     model = resident.model
+    refuse_to_write(model, chat=isinstance(body, ChatBody))
     most = here.config.max_rows + here.config.max_waiting
     if body.num_replies > most:
         raise BadRequest(f"n: {body.num_replies} replies are more than the {most} that may wait here.", param="n")
@@ -109,6 +110,19 @@ async def start(
         here.threads(body.shows_images), prepared, model, body, build
     )
     return submit(here, resident, body, f"{prefix}{uuid.uuid4().hex}", prompts, drawn), prompts
+
+
+def refuse_to_write(model: ModelPort, *, chat: bool) -> None:
+    """Raise BadRequest where an embedding model cannot make the reply that is asked for."""
+    embedding = model.caps.embedding
+    if embedding is None or (embedding.generates and not (chat and model.chat_template is None)):
+        return
+    lacks = "no chat template" if embedding.generates else "no output layer"
+    raise BadRequest(
+        f"{model.name} is an embedding model with {lacks}: ask it at /v1/embeddings.",
+        param="model",
+        code="unsupported_model",
+    )
 
 
 def prepared(model: ModelPort, body: Body, build: Build[Body]) -> list[Prompt]:
@@ -139,6 +153,8 @@ def submit(
                 cache_salt=body.cache_salt,
                 speculation=body.speculation,
                 kv=format_of(body.kv_bits, model.caps),
+                sparse=body.specprefill,
+                keep=body.specprefill_keep_pct,
                 boundaries=prompt.boundaries,
                 constraint=prompt.constraint,
                 prompt_logprobs=body.scores_prompt and index % body.n == 0,

@@ -11,7 +11,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
 from treadle.metrics.recorder import Recorder
-from treadle.types import CacheReport, Caps, Drafting, Ids, Output, Request, Span
+from treadle.types import CacheReport, Caps, Drafting, Ids, Output, Request, Skimming, Span
 
 
 class ReaderPort(Protocol):
@@ -111,6 +111,11 @@ class SlotPort(Protocol):
     @property
     def drafting(self) -> Drafting | None:
         """What speculation is in force while it is loaded."""
+        ...
+
+    @property
+    def skimming(self) -> Skimming | None:
+        """What sparse prefill is in force while it is loaded."""
         ...
 
     def use(self) -> AbstractAsyncContextManager[ResidentPort]:

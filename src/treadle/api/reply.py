@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from treadle.output.stream import Event
@@ -48,7 +48,10 @@ class Collector(Protocol):
 
 
 def usage_object(usage: Usage, reasoning_tokens: int = 0) -> dict[str, Any]:
-    """OpenAI's `usage`; cached tokens are part of the prompt's, and predictions are those of speculation, if any."""
+    """OpenAI's `usage`; cached tokens are part of the prompt's, and predictions are those of speculation, if any.
+
+    Of several prompts, `specprefill` is about the first.
+    """
     details = {"reasoning_tokens": reasoning_tokens}
     if usage.drafted_tokens:
         details["accepted_prediction_tokens"] = usage.accepted_tokens
@@ -57,6 +60,14 @@ def usage_object(usage: Usage, reasoning_tokens: int = 0) -> dict[str, Any]:
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens, **specprefill(usage)},
         "completion_tokens_details": details,
     }
+
+
+def specprefill(usage: Usage) -> dict[str, Any]:
+    """Whether a part of the prompt was left out, where the server can do that."""
+    if usage.sparse is None:
+        return {}
+    known = asdict(usage.sparse)
+    return {"specprefill": known | {name: round(known[name], 6) for name in ("score_s", "prefill_s")}}

@@ -85,7 +85,7 @@ def head_of(id: str, created: int, model: ModelPort, body: ResponsesBody, chat: 
     echo = {
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
-        "max_tool_calls": body.extra.get("max_tool_calls"),
+        "max_tool_calls": body.max_tool_calls,
         "metadata": body.metadata,
         "parallel_tool_calls": body.extra.get("parallel_tool_calls", True),
         "previous_response_id": body.previous_response_id,

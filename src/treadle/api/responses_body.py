@@ -15,6 +15,7 @@ from treadle.api.body import generation, renamed
 from treadle.api.fields import ChatBody
 from treadle.api.responses_items import Item, Turns
 from treadle.api.responses_tools import chat_tools
+from treadle.api.unsupported import asks_nothing
 from treadle.errors import BadRequest
 
 PASSED = (
@@ -37,6 +38,8 @@ PASSED = (
     "service_tier",
     "speculation",
     "stop",
+    "specprefill",
+    "specprefill_keep_pct",
     "temperature",
     "thinking_budget",
     "timeout",
@@ -46,7 +49,7 @@ PASSED = (
 )
 """Fields that mean the same in a chat request."""
 
-HARMLESS = ("client_metadata", "max_tool_calls")  # nothing here could be done with them
+HARMLESS = ("client_metadata",)  # nothing here could be done with it
 
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "background": (False,),
@@ -124,6 +127,7 @@ class ResponsesBody(BaseModel):
     include: list[str] = Field(default_factory=list)
     metadata: dict[str, str] = Field(default_factory=dict)
     max_output_tokens: int | None = Field(default=None, ge=1)
+    max_tool_calls: int | None = Field(default=None, ge=1)  # of tools that a server runs; there are none here
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
     text: TextOptions = Field(default_factory=TextOptions)
     reasoning: ReasoningOptions = Field(default_factory=ReasoningOptions)
@@ -138,7 +142,7 @@ class ResponsesBody(BaseModel):
 def refuse_unknown(body: ResponsesBody) -> None:
     """Raise BadRequest for the first field that would change the answer and is not built."""
     for name, value in body.extra.items():
-        if name in PASSED or name in HARMLESS or value in NEUTRAL.get(name, ()):
+        if name in PASSED or name in HARMLESS or asks_nothing(value, NEUTRAL.get(name, ())):
             continue
         if name in NEUTRAL:
             raise BadRequest(f"{name} is not supported.", param=name, code="unsupported_parameter")

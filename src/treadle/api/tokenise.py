@@ -1,4 +1,4 @@
-"""Small routes around the tokenizer: texts to ids and back, messages to the prompt's text; and no embeddings."""
+"""Small routes around the tokenizer: texts to ids and back, messages to the prompt's text."""
 
 from __future__ import annotations
 
@@ -105,19 +105,6 @@ async def apply_template(http: Request) -> Response:
     body = checked(values, TemplateBody)
     async with here.engine.find(body.model).use() as resident:
         return json_response({"prompt": await in_pool(here, partial(chat_text, resident.model, chat_of(values)))})
-
-
-@router.post("/v1/embeddings")
-async def embeddings(http: Request) -> Response:
-    """A refusal: models that generate text are served here, not models that embed it."""
-    here = context(http)
-    name = json_object(await read(http, here.max_body)).get("model")
-    model = here.engine.find(name if isinstance(name, str) else None)
-    raise BadRequest(
-        f"{model.name} is served to generate text; this server makes no embeddings of any model.",
-        param="model",
-        code="unsupported_model",
-    )
 
 
 def chat_of(values: Mapping[str, Any]) -> ChatBody:

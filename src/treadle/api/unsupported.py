@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from treadle.errors import BadRequest
@@ -38,10 +38,15 @@ def refuse_unsupported(extra: Mapping[str, Any], n: int) -> None:
     `best_of` equal to `n` asks for nothing either.
     """
     for name, value in extra.items():
-        if name in HARMLESS or value in NEUTRAL.get(name, ()):
+        if name in HARMLESS or asks_nothing(value, NEUTRAL.get(name, ())):
             continue
-        if name == "best_of" and value == n:
+        if name == "best_of" and asks_nothing(value, (n,)):
             continue
         if name in NEUTRAL:
             raise BadRequest(f"{name} is not supported yet.", param=name, code="unsupported_parameter")
         raise BadRequest(f"Unknown parameter: {name[:100]!r}.", param=name[:100], code="unknown_parameter")
+
+
+def asks_nothing(value: Any, neutral: Sequence[Any]) -> bool:
+    """Whether it is one of `neutral` as JSON sees it: true is not 1, and 0 is not false."""
+    return any(isinstance(value, bool) == isinstance(other, bool) and value == other for other in neutral)

@@ -14,7 +14,7 @@ from treadle import bench, runtime
 
 SUITE = ("tree", "decode", "batch", "pace", "prefix", "http")
 SUPPORT = {"__main__", "report", "shapes", "drive", "schemas", "serve_load", "serve_report", "serve_workloads"}
-SUPPORT |= {"speculate_script", "speculate_steps", "speculate_text", "quality"}
+SUPPORT |= {"speculate_script", "speculate_steps", "speculate_text", "quality", "needles"}
 
 
 def main() -> None:

@@ -40,6 +40,8 @@ class SoloColumns:
         self.length = length
         self.first = first
         self.count = 0
+        self.gap = 0
+        self.places: Any = None
         self._view: tuple[Any, Any, Any] | None = None
 
     num_rows = 1
@@ -75,8 +77,13 @@ class SoloColumns:
         return [self.length]
 
     @property
-    def offset(self) -> int:
-        return self.length
+    def offset(self) -> Any:
+        """Where the step's tokens stand: the position of the first, or int32 [1, n] of each; see `stand`."""
+        return self.length + self.gap if self.places is None else self.places
+
+    def stand(self, gaps: Sequence[int], places: Any) -> None:
+        """Say where this step's tokens stand: so far behind their number in the row, or at `places`, int32 [1, n]."""
+        self.gap, self.places = (gaps[0] if gaps else 0), places
 
     @property
     def index(self) -> int:
@@ -155,6 +162,8 @@ class BatchColumns:
         self._clean = 0
         self._masks: dict[tuple[int, int | None, Any], Any] = {}
         self._limits: dict[int | None, Any] = {}
+        self._gaps: list[int] = []
+        self._numbers: Any = None
         self._offset: Any = None
 
     @property
@@ -166,11 +175,25 @@ class BatchColumns:
         return self.window is not None
 
     @property
+    def numbers(self) -> Any:
+        """int32 [rows]: the number of each row's next token, as the table counts them."""
+        if self._numbers is None:
+            self._numbers = mx.array(self.lengths, mx.int32)
+        return self._numbers
+
+    @property
     def offset(self) -> Any:
-        """int32 [rows]: the position of each row's next token."""
+        """int32 [rows]: the position of each row's next token, which is its number where no prompt has gaps."""
+        if not any(self._gaps):
+            return self.numbers
         if self._offset is None:
-            self._offset = mx.array(self.lengths, mx.int32)
+            self._offset = mx.array([n + gap for n, gap in zip(self.lengths, self._gaps, strict=True)], mx.int32)
         return self._offset
+
+    def stand(self, gaps: Sequence[int], places: Any) -> None:
+        """Say how far this step's tokens stand behind their numbers, row by row; none: not at all."""
+        assert places is None, "prompts are computed one at a time"
+        self._gaps = list(gaps)
 
     read_from = 0
 
@@ -220,13 +243,13 @@ class BatchColumns:
             self.table[row, self.index : self.index + count] = np.arange(length, length + count)
         self._masks.clear()
         self._limits.clear()
-        self._offset = None
+        self._numbers = self._offset = None
 
     def end(self) -> None:
         self.lengths = [length + count for length, count in zip(self.lengths, self._counts, strict=True)]
         self.index += self._width
         self._width = 0
-        self._offset = None
+        self._numbers = self._offset = None
 
     def rewind(self, row: int, n: int) -> None:
         """Take the last `n` tokens of a row back; columns free for all rows are reused."""
@@ -246,7 +269,7 @@ class BatchColumns:
         while self.index and (self.table[:, self.index - 1] == FREE).all():
             self.index -= 1
         self._clean = min(self._clean, self.index)
-        self._offset = None
+        self._numbers = self._offset = None
 
     def held(self, row: int) -> NDArray[np.intp]:
         """The columns of a row, in token order."""
@@ -290,7 +313,7 @@ class BatchColumns:
         key = (n, window, additive)
         if key not in self._masks:
             positions = self._upload()[:, : self.read_to][:, None, None, :]
-            queries = (self.offset[:, None] + mx.arange(n, dtype=mx.int32))[:, None, :, None]
+            queries = (self.numbers[:, None] + mx.arange(n, dtype=mx.int32))[:, None, :, None]
             mask = positions <= queries
             mask = mask if window is None else mask & (positions > queries - window)
             if additive is not None:
@@ -298,17 +321,18 @@ class BatchColumns:
             self._masks[key] = mask
         return self._masks[key]
 
-    def view_of(self, mask: Any) -> tuple[Any, Any, Any] | None:
+    def view_of(self, mask: Any, cut: bool = False) -> tuple[Any, Any, Any] | None:
         """The facts behind a mask that `make_mask` returned in this step, for a kernel that needs none.
 
-        int32 (table [rows, columns], position [rows] of the first query, [columns to read, window or 0]); None for a
-        mask that is not from here.
+        int32 (table [rows, columns], number [rows] of the first query, [columns to read, window or 0]); None for a
+        mask that is not from here. `cut`: a model file may have cut a mask to the columns that are read, which gives
+        another array of the same shape; it is taken for this step's mask if there is only one.
         """
         for (_, window, _), own in self._masks.items():
-            if own is mask:
+            if own is mask or (cut and len(self._masks) == 1 and own.shape == mask.shape and own.dtype == mask.dtype):
                 if window not in self._limits:
                     self._limits[window] = mx.array([self.read_to, window or 0], mx.int32)
-                return self._upload(), self.offset, self._limits[window]
+                return self._upload(), self.numbers, self._limits[window]
         return None
 
     def _upload(self) -> Any:
@@ -327,7 +351,7 @@ class BatchColumns:
             self.table = np.pad(self.table, ((0, 0), (0, extra)), constant_values=FREE)
 
     def _forget(self) -> None:
-        self._device, self._clean, self._offset = None, 0, None
+        self._device, self._clean, self._numbers, self._offset = None, 0, None, None
         self._masks.clear()
 
 

@@ -15,6 +15,9 @@ MOST_LOSS = 0.1  # per cent of perplexity that 8 bits may cost where nobody aske
 LEAST_SPEED = 0.97  # of the exact rows' decoding speed that counts as not slower, as timings vary
 
 
+LAYOUT = 2  # of packed rows; 1: 4-bit rows without exact first block and means
+
+
 @dataclass(frozen=True, slots=True)
 class Measured:
     """What `treadle bench quality` found for one format of one model on one device."""
@@ -33,6 +36,11 @@ def parse(text: str, group_size: int = 64, recent: int = 64) -> KvFormat:
             f'kv_bits must be "auto", 16, 8, 4, or keys/values like "8/4", not {text!r}.', param="kv_bits"
         )
     return KvFormat(int(keys), int(values or keys), group_size, recent)
+
+
+def form_of(kv: KvFormat) -> str:
+    """What tells packed rows from those of other formats and of other layouts, in memory and on disk."""
+    return f"{kv!r}, layout {LAYOUT}"
 
 
 def choose(

@@ -119,12 +119,17 @@ class Layers:
             window = r.columns.window
             r.reserve = num_tokens if window is None else min(num_tokens, window)
 
-    def begin(self, counts: Sequence[int]) -> None:
-        """Announce how many tokens each row gets in the coming forward (ids are [rows, max(counts)])."""
+    def begin(self, counts: Sequence[int], gaps: Sequence[int] = (), places: Any = None) -> None:
+        """Announce how many tokens each row gets in the coming forward (ids are [rows, max(counts)]).
+
+        Tokens stand at their numbers in the row, or `gaps[row]` behind them, where some before them were left out; with
+        gaps among themselves, those of a single sequence stand at `places`, int32 [1, n].
+        """
         self._counts = list(counts)
         self._trim(max(counts))
         for columns in self.columns.values():
             columns.begin(counts)
+            columns.stand(gaps, places)
         for r in self.rows:
             if r.grow():
                 mx.eval(r.arrays())  # or the old and the new buffers of all layers would be there at once

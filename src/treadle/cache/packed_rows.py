@@ -1,65 +1,102 @@
 """Keys and values of one attention layer, packed but for the recent ones. Engine thread only; nothing here evaluates.
 
 The recent tokens lie exactly in columns, as in `Rows`; packed ones lie in `PackedBuffer`s, the token at position t in
-column t. A token is packed once, when the first query that reads it packed is computed (see `recent_columns.py`).
+column t. A token is packed once, when the first query that reads it packed is computed (see `recent_columns.py`): in
+8 bits by itself, in 4 bits with its block (see `blocks.py`), of which the keys are centred.
 Keys or values that stay at 16 bits, because they are to or because no group divides the head size, take the same way
 unpacked, so that all layers of a model share masks and columns.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
 
+from treadle.cache import recent_columns
+from treadle.cache.blocks import MEAN_BITS, Blocks, blocks_of
 from treadle.cache.columns import Columns, round_up
-from treadle.cache.pieces import Piece, arrays_of, cut, head_size, joined, mapped, num_tokens, piece_of, rows_of
-from treadle.cache.quantise import Packed, Scheme, scheme_for
+from treadle.cache.pieces import (
+    Piece,
+    arrays_of,
+    cut,
+    head_size,
+    joined,
+    mapped,
+    num_tokens,
+    piece_of,
+    places,
+    rows_of,
+    scheme_of,
+    views,
+)
+from treadle.cache.quantise import Scheme, scheme_for
 from treadle.cache.recent_columns import BatchRecent, Due, SoloRecent
 from treadle.cache.rows import Rows, cut_columns, held_columns, resized, row_slots
 from treadle.types import KvFormat
 
 EXACT_BITS = 16
+LEAST_BITS = 4  # of rows that are packed by whole blocks
 
 
 class PackedBuffer:
-    """Packed rows by position: arrays [row slots, heads, column slots, ..]; `piece` is None before the first write."""
+    """Packed rows by position: arrays [row slots, heads, column slots, ..]; `piece` is None before the first write.
 
-    def __init__(self, bits: int, group_size: int) -> None:
+    `centred`: whether 4-bit rows are packed without the mean of their block.
+    """
+
+    def __init__(self, bits: int, group_size: int, centred: bool) -> None:
         self.bits = bits
         self.group_size = group_size
+        self.centred = centred
         self.piece: Piece = None
+        self.columns = 0  # tokens that there is room for
 
     def scheme(self, dim: int) -> Scheme | None:
         """How heads of this size are packed; None: not at all."""
         return None if self.bits == EXACT_BITS else scheme_for(self.bits, self.group_size, dim)
 
-    def form(self, piece: Piece) -> Piece:
-        """Rows of any form in the one that is kept here. What is packed already is packed again only for other bits."""
-        scheme = self.scheme(head_size(piece))
-        if isinstance(piece, Packed) and piece.scheme == scheme:
+    def form(self, rows: Any, start: int) -> Piece:
+        """Exact rows of the tokens from `start` on, the first of a block, in the form that is kept here."""
+        scheme = self.scheme(rows.shape[-1])
+        if scheme is None or scheme.bits != LEAST_BITS:
+            return piece_of(rows, scheme)
+        return blocks_of(rows, start, scheme, self.centred)
+
+    def formed(self, piece: Piece) -> Piece:
+        """A text's first rows in the form that is kept here. Packed ones are packed again only for other bits."""
+        if (scheme := scheme_of(piece)) is not None and scheme == self.scheme(head_size(piece)):
             return piece
-        return piece_of(rows_of(piece), scheme)
+        return self.form(rows_of(piece), 0)
 
     def write(self, row: int, start: int, piece: Piece, reserve: int = 0) -> None:
         """Tokens from position `start` on, [1, heads, n, ..]."""
         end = start + num_tokens(piece)
         self._ensure(row + 1, end, piece, reserve)
-        for mine, new in zip(arrays_of(self.piece), arrays_of(piece), strict=True):
-            mine[row : row + 1, :, start:end] = new
+        lines = zip(arrays_of(self.piece), arrays_of(piece), places(piece, start, end), strict=True)
+        for mine, new, at in lines:
+            if at.start < at.stop:
+                mine[row : row + 1, :, at] = new
 
     def _ensure(self, rows: int, columns: int, like: Piece, reserve: int) -> None:
-        have = (0, 0) if self.piece is None else arrays_of(self.piece)[0].shape[0:3:2]
-        if rows <= have[0] and columns <= have[1]:
+        slots = 0 if self.piece is None else arrays_of(self.piece)[0].shape[0]
+        if rows <= slots and columns <= self.columns:
             return
-        slots = have[0] if rows <= have[0] else row_slots(rows)
-        width = have[1] if columns <= have[1] else round_up(max(columns, reserve))
+        slots = slots if rows <= slots else row_slots(rows)
+        self.columns = self.columns if columns <= self.columns else round_up(max(columns, reserve))
         old = [None] * len(arrays_of(like)) if self.piece is None else arrays_of(self.piece)
-        grown = [
-            resized(a, (slots, b.shape[1], width, b.shape[3]), b.dtype)
-            for a, b in zip(old, arrays_of(like), strict=True)
-        ]
-        self.piece = like.with_arrays(grown) if isinstance(like, Packed) else grown[0]
+        widths = [at.stop for at in places(like, 0, self.columns)]
+        lines = zip(old, arrays_of(like), widths, strict=True)
+        self._hold(like, [resized(a, (slots, b.shape[1], width, b.shape[3]), b.dtype) for a, b, width in lines])
+
+    def _hold(self, like: Piece, arrays: list[Any]) -> None:
+        """`arrays` of the whole text, in the form of `like`."""
+        remaining = iter(arrays)
+        piece = mapped(like, lambda _: next(remaining))
+        self.piece = replace(piece, start=0, end=self.columns) if isinstance(piece, Blocks) else piece
 
     def grow(self, rows: int, end: int, reserve: int) -> bool:
         """Make room for the first `end` tokens, once something was written; whether that took new arrays."""
@@ -71,19 +108,32 @@ class PackedBuffer:
     def first(self, rows: int, end: int) -> Piece:
         """The first `end` tokens of the first `rows` rows, as views. Rows beyond those written are zeros."""
         self._ensure(rows, end, self.piece, 0)
-        return mapped(self.piece, lambda a: a[:rows, :, :end])
+        return views(mapped(self.piece, lambda a: a[:rows]), 0, end)
 
     def read(self, row: int, start: int, end: int) -> Piece:
         """A copy of tokens [start, end) of one row, [1, heads, end - start, ..]."""
         return cut(mapped(self.piece, lambda a: a[row : row + 1]), start, end)
+
+    def copy(self, source: PackedBuffer, row: int, end: int) -> None:
+        """Hold nothing but the first `end` tokens of one row of `source`, which may be this."""
+        piece = source.read(row, 0, end) if end else None
+        self.piece, self.columns = piece, end
 
     def drop(self, row: int, last: int) -> None:
         if self.piece is not None and row != last and last < arrays_of(self.piece)[0].shape[0]:
             for a in arrays_of(self.piece):
                 a[row] = a[last]
 
+    def release(self) -> None:
+        self.piece, self.columns = None, 0
+
     def arrays(self) -> list[Any]:
         return [] if self.piece is None else arrays_of(self.piece)
+
+
+def buffers_of(kv: KvFormat) -> tuple[PackedBuffer, PackedBuffer]:
+    """For keys and for values. Values are not centred: it was measured to gain nothing."""
+    return PackedBuffer(kv.key_bits, kv.group_size, True), PackedBuffer(kv.value_bits, kv.group_size, False)
 
 
 class PackedRows(Rows):
@@ -94,7 +144,7 @@ class PackedRows(Rows):
     def __init__(self, columns: Columns, kv: KvFormat, additive: bool = False) -> None:
         super().__init__(columns, additive)
         self.kv = kv
-        self.packed = (PackedBuffer(kv.key_bits, kv.group_size), PackedBuffer(kv.value_bits, kv.group_size))
+        self.packed = buffers_of(kv)
         self._offered: tuple[Any, Any] | None = None  # what this step's queries were given, until it is built
         self._owed = False  # whether that stands for packed rows, which somebody has to ask for
         self._asked: set[int] = set()  # numbers of tokens in a step whose attention reads packed rows by itself
@@ -129,7 +179,8 @@ class PackedRows(Rows):
 
     def _pack(self, due: Due) -> None:
         for buffer, exact in zip(self.packed, (self.keys, self.values), strict=True):
-            buffer.write(due.row, due.start, buffer.form(cut_columns(exact, due.row, due.columns)), self.reserve)
+            rows = cut_columns(exact, due.row, due.columns)
+            buffer.write(due.row, due.start, buffer.form(rows, due.start), self.reserve)
 
     def keys_and_values(self) -> tuple[Any, Any]:
         """Packed tokens unpacked, then the exact columns: [rows, heads, packed + columns, dim]."""
@@ -152,24 +203,38 @@ class PackedRows(Rows):
 
     def put(self, start: int, keys: Piece, values: Piece) -> None:
         for buffer, piece in zip(self.packed, (keys, values), strict=True):
-            buffer.write(0, start, buffer.form(piece), self.reserve)
+            buffer.write(0, start, buffer.formed(piece), self.reserve)
 
     def release(self) -> None:
         super().release()
         for buffer in self.packed:
-            buffer.piece = None
+            buffer.release()
 
     def read(self, row: int, start: int, end: int) -> list[Piece]:
         """As they are or will be packed."""
-        held, packed = held_columns(self.columns, row), self.columns.packed_of[row]
-        exact = held[len(held) - (self.columns.lengths[row] - max(start, packed)) :][: end - max(start, packed)]
+        packed = self.columns.packed_of[row]
+        held = self._since(row, packed)[: max(end - packed, 0)]
         found = []
         for buffer, rows in zip(self.packed, (self.keys, self.values), strict=True):
             parts = [buffer.read(row, start, min(end, packed))] if start < packed else []
-            if end > packed:
-                parts.append(buffer.form(cut_columns(rows, row, exact)))
+            if len(held):
+                late = buffer.form(cut_columns(rows, row, held), packed)
+                parts.append(cut(late, max(start - packed, 0), end - packed))
             found.append(joined(parts))
         return found
+
+    def whole(self, row: int) -> list[Any]:
+        packed = self.columns.packed_of[row]
+        exact = [cut_columns(a, row, self._since(row, packed)) for a in (self.keys, self.values)]
+        if not packed:
+            return exact
+        parts = zip((rows_of(buffer.read(row, 0, packed)) for buffer in self.packed), exact, strict=True)
+        return [mx.concatenate(list(part), axis=2) for part in parts]
+
+    def _since(self, row: int, position: int) -> NDArray[np.intp]:
+        """The columns of a row's tokens from a position on."""
+        held = held_columns(self.columns, row)
+        return held[len(held) - (self.columns.lengths[row] - position) :]
 
     def adopt(self, row: int, start: int, other: Rows) -> None:
         assert isinstance(other, PackedRows)
@@ -186,7 +251,7 @@ class PackedRows(Rows):
         super().isolate(source, row)
         n = source.columns.packed_of[row]
         for mine, theirs in zip(self.packed, source.packed, strict=True):
-            mine.piece = theirs.read(row, 0, n) if n else None
+            mine.copy(theirs, row, n)
 
     def settle(self) -> None:
         """Raises RuntimeError where a model file used what only stood for packed rows."""
@@ -210,8 +275,7 @@ class PackedRows(Rows):
 
     def bytes_in(self, kv: KvFormat) -> int:
         """Bytes of a packed token in a format, by the shapes of the exact rows; only after a step."""
-        buffers = (PackedBuffer(bits, kv.group_size) for bits in (kv.key_bits, kv.value_bits))
-        return sum(_packed_bytes(b, a) for b, a in zip(buffers, (self.keys, self.values), strict=True))
+        return sum(_packed_bytes(b, a) for b, a in zip(buffers_of(kv), (self.keys, self.values), strict=True))
 
     def effective_bits(self) -> tuple[int, int]:
         """Those that keys and values really have; only after a step."""
@@ -229,4 +293,5 @@ def _packed_bytes(buffer: PackedBuffer, exact: Any) -> int:
     scheme = buffer.scheme(exact.shape[-1])
     if scheme is None:
         return int(exact.nbytes // (exact.shape[0] * exact.shape[2]))
-    return int(exact.shape[1] * exact.shape[3] * scheme.bits_per_value) // 8
+    means = MEAN_BITS / recent_columns.BLOCK if buffer.centred and scheme.bits == LEAST_BITS else 0
+    return int(exact.shape[1] * exact.shape[3] * (scheme.bits_per_value + means)) // 8

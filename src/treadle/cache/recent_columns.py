@@ -208,7 +208,7 @@ class BatchRecent(BatchColumns):
         key = (n, window, additive)
         if key not in self._masks:
             exact = self._upload()[:, : self.read_to][:, None, None, :]
-            queries = (self.offset[:, None] + mx.arange(n, dtype=mx.int32))[:, None, :, None]
+            queries = (self.numbers[:, None] + mx.arange(n, dtype=mx.int32))[:, None, :, None]
             edges = mx.array(self._edges(n), mx.int32)[:, None, :, None]
             packed = mx.arange(self.read_packed, dtype=mx.int32)[None, None, None]
             mask = mx.concatenate([packed < edges, (exact >= edges) & (exact <= queries)], axis=-1)

@@ -95,6 +95,10 @@ class Rows:
         columns = held_columns(self.columns, row)[start:end]
         return [cut_columns(a, row, columns) for a in (self.keys, self.values)]
 
+    def whole(self, row: int) -> list[Any]:
+        """Copies of the keys and of the values of all tokens, as plain arrays."""
+        return self.read(row, 0, self.columns.lengths[row])
+
     def adopt(self, row: int, start: int, other: Rows) -> None:
         """Copy the one sequence of `other` into a row slot, its columns from column `start` on."""
         if other.keys is not None:

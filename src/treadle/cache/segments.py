@@ -16,7 +16,7 @@ import mlx.core as mx
 from treadle.cache import quantise
 from treadle.cache.layers import Layers
 from treadle.cache.node import Node, Root
-from treadle.cache.pieces import Piece, arrays_of, cut, mapped, num_tokens
+from treadle.cache.pieces import Piece, arrays_of, cut, is_packed, num_tokens, views
 from treadle.cache.transfer import read_rows
 
 
@@ -90,7 +90,7 @@ class Owned:
 
     @property
     def exact(self) -> bool:
-        return not any(isinstance(t, quantise.Packed) for t in self.tensors)
+        return not any(map(is_packed, self.tensors))
 
     def split(self, at: int) -> tuple[Owned, Owned]:
         n = num_tokens(self.tensors[0]) if self.tensors else at
@@ -98,7 +98,7 @@ class Owned:
         return Owned(head), Owned(tail)
 
     def read(self, used: int) -> list[Piece]:
-        return [mapped(t, lambda a: a[:, :, :used]) for t in self.tensors]
+        return [views(t, 0, used) for t in self.tensors]
 
 
 class Packed:

@@ -13,11 +13,12 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from treadle.cache.blocks import Blocks
 from treadle.cache.disk import DiskTier
 from treadle.cache.disk_format import Tensor
 from treadle.cache.disk_keys import BLOCK, block_keys, state_key
 from treadle.cache.node import Node, Root
-from treadle.cache.pieces import Piece, cut, joined
+from treadle.cache.pieces import Piece, cut, is_packed, joined
 from treadle.cache.quantise import Packed, Scheme
 from treadle.cache.segments import Live, Owned, rows_of
 from treadle.cache.transfer import Snapshot
@@ -34,7 +35,6 @@ DTYPES: dict[str, Any] = {
 }
 TAGS = {dtype: tag for tag, dtype in DTYPES.items()}
 STATE = "state"
-PARTS = 3  # arrays of a packed piece
 
 
 class Spill:
@@ -173,13 +173,20 @@ def _named(pieces: Sequence[Piece], letters: str = "kv") -> dict[str, Any]:
     named: dict[str, Any] = {}
     for i, piece in enumerate(pieces):
         name = f"{letters[i % len(letters)]}{i // len(letters)}"
-        if isinstance(piece, Packed):
-            scheme = piece.scheme
-            form = f"{scheme.bits}.{scheme.group_size}.{scheme.rotate:d}.{TAGS[piece.dtype]}"
+        if is_packed(piece):
+            form = _form(piece)
             named |= {f"{name}.{j}.{form}": a for j, a in enumerate(piece.arrays())}
         else:
             named[name] = piece
     return named
+
+
+def _form(piece: Packed | Blocks) -> str:
+    """<number of arrays>.<bits>.<group>.<rotated>.<dtype>, and .<start>.<end> of blocks."""
+    packed, span = (piece.rest, f".{piece.start}.{piece.end}") if isinstance(piece, Blocks) else (piece, "")
+    scheme = packed.scheme
+    count = len(piece.arrays())
+    return f"{count}.{scheme.bits}.{scheme.group_size}.{scheme.rotate:d}.{TAGS[packed.dtype]}{span}"
 
 
 def _pieces(named: Mapping[str, Any]) -> list[Piece]:
@@ -192,11 +199,21 @@ def _pieces(named: Mapping[str, Any]) -> list[Piece]:
             found[name] = array
             continue
         parts.setdefault(name, []).append(array)
-        if len(parts[name]) == PARTS:
-            weights, scales, biases = parts[name]
-            bits, group_size, rotate = (int(x) for x in form[1:4])
-            found[name] = Packed(weights, scales, biases, Scheme(bits, group_size, bool(rotate)), DTYPES[form[4]])
+        if len(parts[name]) == int(form[1]):
+            found[name] = _formed(parts[name], form[2:])
     return list(found.values())
+
+
+def _formed(arrays: Sequence[Any], form: Sequence[str]) -> Piece:
+    """The piece of these arrays, by what `_form` says behind their number."""
+    bits, group_size, rotate = (int(x) for x in form[:3])
+    scheme, dtype = Scheme(bits, group_size, bool(rotate)), DTYPES[form[3]]
+    if len(form) == 4:
+        weights, scales, biases = arrays
+        return Packed(weights, scales, biases, scheme, dtype)
+    first, weights, scales, biases, *means = arrays
+    start, end = (int(x) for x in form[4:])
+    return Blocks(start, end, first, Packed(weights, scales, biases, scheme, dtype), means[0] if means else None)
 
 
 def _tensors(named: Mapping[str, Any]) -> list[Tensor]:

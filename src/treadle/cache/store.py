@@ -17,21 +17,20 @@ from dataclasses import dataclass, field
 import mlx.core as mx
 
 from treadle.cache.budget import Budget, Evictions, Reason, plan_eviction
-from treadle.cache.columns import SoloColumns
 from treadle.cache.layers import Layers
-from treadle.cache.node import Match, Node, Root, deepest_checkpoint
+from treadle.cache.node import Match, Node, Root
 from treadle.cache.packed_rows import PackedRows
 from treadle.cache.segments import Holder, Live, Owned, Packed, is_live, rows_of
 from treadle.cache.spill import Spill
 from treadle.cache.transfer import Snapshot, fill, full_rows, needs_snapshots, snapshot
 from treadle.cache.tree import Tree
+from treadle.cache.usable import parked, pieces, reach, readable, usable
 from treadle.types import Ids
 
 log = logging.getLogger("treadle.cache")
 
 IDLE_PACK_S = 10.0  # an unused segment is quantised after so long
 LAST_SNAPSHOTS = 2  # of a node: before the last token of the prompt, and at the end of the reply
-DEEPER = 8  # nodes below a match that are searched for a snapshot which reaches back to it
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,64 +78,70 @@ class Store:
 
     # Giving
 
-    def acquire(self, key: Hashable, ids: Ids, fresh: Layers, positions: Sequence[int] = ()) -> Lease:
+    def acquire(
+        self,
+        key: Hashable,
+        ids: Ids,
+        fresh: Layers,
+        positions: Sequence[int] = (),
+        other: tuple[Hashable, Ids] | None = None,
+    ) -> Lease:
         """Layers with the longest usable prefix of `ids`; at least one token is left to compute.
 
         `fresh` are empty layers with room; they are used unless a parked sequence continues itself. `positions` are
-        those at which this prompt gets snapshots, should it need any.
+        those at which this prompt gets snapshots, should it need any. `other`: a key and ids under which the beginning
+        of the prompt may be stored too; what serves longer there is copied.
         `locate` of the returned holder must be set by the caller before the next call of the store.
         """
-        root = self.tree.root(key)
-        if self.spill is not None:
-            wanted = positions if needs_snapshots(fresh) else None
-            self.spill.load(self.tree, root, ids[:-1], wanted, bool(full_rows(fresh)))
+        root = self._loaded(key, ids, fresh, positions)
         match = self.tree.match(root, ids)
-        most = min(_readable(match), len(ids) - 1)
-        parked = self._parked(match, most)
-        if parked is not None and (usable := _reach(parked, most)) > 0:
-            lease = self._continue(parked, usable, len(ids))
+        most = min(readable(match), len(ids) - 1)
+        own = parked(match, most)
+        if own is not None and (kept := reach(own, most)) > 0:
+            lease = self._continue(own, kept, len(ids))
         else:
-            length, held = self._usable(match, most, fresh)
-            if length:
-                fill(fresh, [rows_of(n).read(used) for n, used in _pieces(match, length)], length, held)
-                mx.eval(fresh.arrays())
+            length, held = usable(match, most, fresh)
             lease = Lease(Holder(root, lambda: (fresh, 0)), fresh, length)
-            lease.holder.leaf = next((n for n in match.nodes if n.start < length <= n.end), None)
+            if other is not None and self.reach(*other, fresh, positions) > length:
+                lease.length = self._copied(*other, fresh)
+            elif length:
+                self._fill(fresh, match, length, held)
+                lease.holder.leaf = next(n for n in match.nodes if n.start < length <= n.end)
         self._hold(lease)
         self.reuse.reused += lease.length
         self.reuse.computed += len(ids) - lease.length
         return lease
 
+    def _loaded(self, key: Hashable, ids: Ids, layers: Layers, positions: Sequence[int]) -> Root:
+        """The root of a key, with what the disk has of `ids`."""
+        root = self.tree.root(key)
+        if self.spill is not None:
+            wanted = positions if needs_snapshots(layers) else None
+            self.spill.load(self.tree, root, ids[:-1], wanted, bool(full_rows(layers)))
+        return root
+
+    def reach(self, key: Hashable, ids: Ids, layers: Layers, positions: Sequence[int] = ()) -> int:
+        """How many of the first `ids` would be served to a sequence with such layers, by a copy; nothing is counted."""
+        match = self.tree.peek(self._loaded(key, ids, layers, positions), ids)
+        return usable(match, min(readable(match), len(ids) - 1), layers)[0]
+
+    def _copied(self, key: Hashable, ids: Ids, fresh: Layers) -> int:
+        """Fill empty layers from what `reach` found; how many tokens that were."""
+        match = self.tree.peek(self.tree.root(key), ids)
+        length, held = usable(match, min(readable(match), len(ids) - 1), fresh)
+        self._fill(fresh, match, length, held)
+        return length
+
+    def _fill(self, fresh: Layers, match: Match, length: int, held: Snapshot | None) -> None:
+        fill(fresh, [rows_of(n).read(used) for n, used in pieces(match, length)], length, held)
+        mx.eval(fresh.arrays())
+
     def _hold(self, lease: Lease) -> None:
         holder = lease.holder
-        holder.known = lease.length
         if holder.leaf is not None:
+            holder.known = lease.length
             self.tree.touch(holder.leaf)
             self.tree.pin(holder.leaf)
-
-    def _usable(self, match: Match, most: int, layers: Layers) -> tuple[int, Snapshot | None]:
-        """How far the match serves: all of it, or up to a snapshot where recurrent or windowed layers need one."""
-        if most <= 0 or not needs_snapshots(layers):
-            return max(most, 0), None
-        for node in _downwards(match.nodes[-1]) if match.nodes else ():
-            for checkpoint in node.checkpoints:
-                held = checkpoint.value
-                assert isinstance(held, Snapshot)
-                if held.floor <= most <= held.position:
-                    return most, held
-        below = deepest_checkpoint(match, most)
-        if below is None:
-            return 0, None
-        assert isinstance(below.value, Snapshot)
-        return below.position, below.value
-
-    def _parked(self, match: Match, most: int) -> Holder | None:
-        """The parked holder of the deepest used rows, if moving it costs less than copying from it."""
-        node = next((n for n in reversed(match.nodes) if n.start < most), None)
-        if node is None or not isinstance(node.payload, Live) or not node.payload.holder.parked:
-            return None
-        holder = node.payload.holder
-        return holder if holder.known <= 2 * most and holder.nodes()[0].start == 0 else None
 
     def _continue(self, holder: Holder, length: int, num_tokens: int) -> Lease:
         """Give a parked sequence its own layers back, rewound to `length`. What lay beyond is kept as a copy.
@@ -346,14 +351,6 @@ class Store:
         return sum(node.nbytes for node in self.tree.evict_order())
 
 
-def _readable(match: Match) -> int:
-    """The match up to the first node whose rows are lost."""
-    for node in match.nodes:
-        if isinstance(node.payload, Live) and node.payload.holder.lost:
-            return node.start
-    return match.length
-
-
 def _exact(node: Node, room: int) -> bool:
     """Whether it has exact rows at rest, which take at most `room` bytes to copy."""
     payload = node.payload
@@ -366,29 +363,3 @@ def _exact(node: Node, room: int) -> bool:
 def _plain(holder: Holder) -> bool:
     layers, _ = holder.locate()
     return not any(isinstance(r, PackedRows) for r in layers.rows)
-
-
-def _pieces(match: Match, length: int) -> list[tuple[Node, int]]:
-    return [(n, min(used, length - n.start)) for n, used in match.pieces() if n.start < length]
-
-
-def _downwards(node: Node) -> list[Node]:
-    """A node and the most recently used line of nodes below it."""
-    line = [node]
-    while node.children and len(line) < DEEPER:
-        node = max(node.children.values(), key=lambda child: child.last_used)
-        line.append(node)
-    return line
-
-
-def _reach(holder: Holder, most: int) -> int:
-    """How many of the first `most` tokens a parked holder's layers can go back to; 0 if they cannot."""
-    layers, _ = holder.locate()
-    length = min(most, holder.known)
-    back = holder.known - length
-    if back == 0:
-        return length
-    if layers.states:
-        return 0
-    reaches = all(isinstance(columns, SoloColumns) and columns.reaches(length) for columns in layers.columns.values())
-    return length if reaches else 0

@@ -124,7 +124,7 @@ def convert(layers: Layers, fresh: Sequence[Layers]) -> None:
 
 def _convert_layer(old: Rows, row: int, new: Rows, length: int) -> None:
     if length and new.columns.window is None:
-        new.put(0, *old.read(row, 0, length))
+        new.put(0, *(old.read(row, 0, length) if new.columns.partial else old.whole(row)))
     if length and new.columns.partial:
         held = held_columns(old.columns, row)
         n, _ = new.columns.needed(length, len(held))

@@ -37,6 +37,17 @@ DraftModel = Annotated[
     str,
     typer.Option(help="A smaller model that guesses: a name, auto (one that is on disk already and fits) or none."),
 ]
+SpecprefillModel = Annotated[
+    str | None,
+    typer.Option(
+        help="A smaller model that reads long prompts first and says what may be left out.", show_default="none"
+    ),
+]
+Specprefill = Annotated[
+    bool, typer.Option(help="Leave a part of long prompts out without being asked to; otherwise where a request asks.")
+]
+SpecprefillThreshold = Annotated[int, typer.Option(help="Tokens that are not cached, beyond which that is done.")]
+SpecprefillKeep = Annotated[float, typer.Option(help="Share of these tokens that is computed, up to 1.")]
 CacheGb = Annotated[
     float | None,
     typer.Option(

@@ -14,16 +14,20 @@ from treadle.engine.memory import Ledger
 from treadle.engine.reuse import Reuse
 from treadle.engine.sampling import Sampler
 from treadle.engine.sequence import Sequence
+from treadle.engine.skim import Skim, Terms
 from treadle.engine.speculation import Speculation
 from treadle.grammar.compile import grammars_of
 from treadle.models.capabilities import new_layers
 from treadle.models.load import LoadedModel
+from treadle.models.rope import gaps_fault, let_gaps_in
+from treadle.sparse.score import let_watch
 from treadle.speculate.calibrate import Calibration, calibrate
 from treadle.speculate.draft_model import DraftModel
 from treadle.speculate.telemetry import SpeculationCounters
 from treadle.types import Caps, Drafting, LayerKind
 from treadle.vision.sight import Sight
 
+LARGEST_SKIMMER = 0.2  # of the parameters: reading with more costs what leaving out saves
 MARKERS = ("pad", "image", "img", "vision", "video", "audio")  # in the names of ids that no reply continues with
 _measured: dict[str, Calibration] = {}
 
@@ -45,7 +49,8 @@ def build_loop(
         Reuse(store, loaded.caps, config.checkpoint_every, loaded.revision),
         grammars=partial(grammars_of, loaded.tokenizer, loaded.caps.vocab_size, loaded.stop_ids),
         speculation=_speculation(loaded, config, store, counters),
-        sight=None if loaded.reader is None else Sight(loaded.model, int(config.image_cache_mb * 2**20)),
+        sight=None if loaded.reader is None else Sight(loaded.model, int(config.image_cache_mb * 2**20), ledger),
+        skim=None if loaded.skimmer is None else _skim(loaded, loaded.skimmer, config, store),
     )
 
 
@@ -92,6 +97,32 @@ def _following(draft: LoadedModel, config: Config, store: Store | None) -> Follo
     rows: DraftModel[Sequence] = DraftModel(draft.model, draft.caps, Sampler(draft.caps.vocab_size))
     reuse = Reuse(store, draft.caps, config.checkpoint_every, draft.revision)
     return Following(rows, reuse, partial(new_layers, draft.model, draft.caps))
+
+
+def _skim(loaded: LoadedModel, small: LoadedModel, config: Config, store: Store | None) -> Skim:
+    let_gaps_in(loaded.model)
+    let_watch(small.model)
+    fault = gaps_fault(loaded.model, loaded.caps)
+    share = small.num_parameters / loaded.num_parameters
+    terms = Terms(
+        config.specprefill_threshold,
+        config.specprefill_keep_pct,
+        config.specprefill,
+        special_ids(loaded.tokenizer),
+        small.name,
+        None if fault is None else f"This model reads whole prompts only: {fault}.",
+        f"The small model has {share:.0%} of the size, more than a fifth." if share > LARGEST_SKIMMER else None,
+    )
+    rows: DraftModel[Sequence] = DraftModel(small.model, small.caps, Sampler(small.caps.vocab_size))
+    reuse = Reuse(store, small.caps, config.checkpoint_every, small.revision)
+    return Skim(rows, partial(new_layers, small.model, small.caps), reuse, terms)
+
+
+def special_ids(tokenizer: Any) -> frozenset[int]:
+    """Ids that mark messages, roles and the like."""
+    if tokenizer is None:  # a model for bare ids
+        return frozenset()
+    return frozenset(id for id, token in tokenizer.added_tokens_decoder.items() if token.special)
 
 
 def barred_ids(tokenizer: Any, stop_ids: frozenset[int]) -> frozenset[int]:

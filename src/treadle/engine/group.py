@@ -20,11 +20,12 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from treadle.engine import scheduler
 from treadle.engine.sampling import Drawn, Sampler
 from treadle.engine.sequence import Emission, Sequence
 from treadle.grammar.matcher import free_mask
 from treadle.grammar.vocabulary import mask_words
-from treadle.types import TokenLogprob
+from treadle.types import Batching, TokenLogprob
 
 Tokens = tuple[int, ...]
 
@@ -87,6 +88,16 @@ class Group:
         self.drafting = 0  # rows that brought drafts to the last checked step
         self._feed: Any = None  # int32 [rows]: the token each row is fed next, possibly lazy
 
+    def takes(self, sequence: Sequence, batching: Batching) -> bool:
+        """Whether a sequence may step with those that are here."""
+        if batching is Batching.NEVER or sequence.alone or any(row.alone for row in self.rows):
+            return False
+        if batching is Batching.DECODE and any(row.pending > 1 for row in self.rows):
+            return False  # what was taken back is computed again in one step of several tokens
+        if (self.rows[0].kv, self.rows[0].request.kv) != (sequence.kv, sequence.request.kv):
+            return False  # one format for all, and all or none may be packed when memory is short
+        return scheduler.fits_together([row.computed for row in self.rows], sequence.computed)
+
     def join(self, sequence: Sequence) -> None:
         """Add a sequence with exactly one pending token. Its own layers are taken over or copied."""
         assert sequence.pending == 1 and sequence.layers is not None
@@ -98,7 +109,8 @@ class Group:
         if sequence.holder is not None:
             sequence.holder.locate = lambda: (self.layers, self.rows.index(sequence))
         n = sequence.num_prompt
-        self.sampler.join(sequence.request.sampling, sequence.tokens[:n], sequence.tokens[n:])
+        prompt = sequence.tokens[:n] if sequence.original is None else sequence.original.prompt
+        self.sampler.join(sequence.request.sampling, prompt, sequence.tokens[n:])
         if self._feed is not None:
             self._feed = mx.concatenate([self._feed, mx.array(sequence.tokens[-1:].astype(np.int32))])
         self.rows.append(sequence)
@@ -123,7 +135,7 @@ class Group:
         """Start a plain step for all rows."""
         if self._feed is None:
             self._feed = mx.array([int(row.tokens[-1]) for row in self.rows], mx.int32)
-        self.layers.begin([1] * len(self.rows))
+        self.layers.begin([1] * len(self.rows), [row.gap for row in self.rows])
         logits = self.model(self._feed[:, None], cache=self.layers.caches, **self._shifted())[:, -1]
         self.layers.end()
         nothing: tuple[Tokens, ...] = ((),) * len(self.rows)
@@ -131,7 +143,7 @@ class Group:
         for row in self.rows:
             row.computed += 1
             row.launched += 1
-        drawn = self.sampler.draw(logits, [row.computed for row in self.rows], mask)
+        drawn = self.sampler.draw(logits, [row.computed + row.gap for row in self.rows], mask)
         self._feed = mx.maximum(drawn.tokens, 0)
         mx.async_eval(self._feed, *drawn.arrays())  # type: ignore[no-untyped-call]
         return Flight(tuple(self.rows), drawn, nothing)
@@ -151,12 +163,13 @@ class Group:
         for line, feed in zip(ids, feeds, strict=True):
             line[: len(feed)] = feed
         states = self.layers.states_now()
-        self.layers.begin([len(feed) for feed in feeds])
+        self.layers.begin([len(feed) for feed in feeds], [row.gap for row in self.rows])
         logits = self.model(mx.array(ids), cache=self.layers.caches, **self._shifted())
         self.layers.end()
         logits = _lines(logits, [row.pending - 1 for row in self.rows], [len(draft) + 1 for draft in mine])
         mask = self._mask(logits, mine)
-        positions = [len(r.tokens) + j for r, draft in zip(self.rows, mine, strict=True) for j in range(len(draft) + 1)]
+        starts = [len(row.tokens) + row.gap for row in self.rows]
+        positions = [n + j for n, draft in zip(starts, mine, strict=True) for j in range(len(draft) + 1)]
         drawn = self.sampler.check(logits, mine, positions, mask, gaps)
         for row, feed in zip(self.rows, feeds, strict=True):
             row.computed += len(feed)

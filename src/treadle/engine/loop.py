@@ -25,13 +25,14 @@ from treadle.engine.admission import make_fit
 from treadle.engine.ending import fault, refusal, sentence
 from treadle.engine.group import Flight, Group
 from treadle.engine.memory import Ledger
-from treadle.engine.prefill import compute
+from treadle.engine.prefill import compute, embedding
 from treadle.engine.reuse import Reuse
 from treadle.engine.sampling import NAN_TOKEN
 from treadle.engine.sequence import Emission, Sequence, Stage
+from treadle.engine.skim import Skim
 from treadle.engine.speculation import Plan, Speculation
 from treadle.grammar.compile import Grammars, no_grammars
-from treadle.types import Batching, Caps, Finish, Footprint, KvFormat, Output, Request, TokenLogprob
+from treadle.types import Caps, Finish, Footprint, KvFormat, Output, Request, TokenLogprob
 from treadle.vision.sight import Sight
 from treadle.vision.spans import chunk_of
 
@@ -59,6 +60,7 @@ class Loop:
         grammars: Callable[[], Grammars] = no_grammars,
         speculation: Speculation | None = None,
         sight: Sight | None = None,
+        skim: Skim | None = None,
     ) -> None:
         self.model = model
         self.caps = caps
@@ -70,6 +72,7 @@ class Loop:
         self.grammars = grammars
         self.speculation = speculation
         self.sight = sight
+        self.skim = skim
         self.open: Callable[[int], bool] = lambda nbytes: True  # for a prompt's rows, now; see `pressure.py`
         self.waiting: deque[Sequence] = deque()
         self.prefilling: list[Sequence] = []
@@ -112,7 +115,7 @@ class Loop:
             assert self.sight is not None, "pictures for a model without sight"
             sequence.positions, sequence.shift = self.sight.positions(request.prompt, request.spans)
         self.waiting.append(sequence)
-        if room <= 0 and not request.prompt_logprobs:
+        if room <= 0 and not request.computes_all:
             self._end(sequence, Finish.LENGTH)
 
     def abort(self, id: str, finish: Finish = Finish.ABORT, error: str | None = None) -> bool:
@@ -284,13 +287,15 @@ class Loop:
         sequence = ready[scheduler.pick(facts, self._turn)]
         self._turn += 1
         try:
+            if self._skimmed(sequence, allowance):
+                return
             if sequence.layers is None:
                 self.reuse.acquire(sequence, partial(self.new_layers, sequence.kv))
-                self._outputs.append(Output(sequence.id, prefilled=sequence.computed))  # what need not be computed
-            n = min(self.ledger.chunk(allowance, len(sequence.tokens)), sequence.pending - 1)
+                self._outputs.append(Output(sequence.id, prefilled=sequence.reached))  # what need not be computed
+            n = min(self.ledger.chunk(allowance, len(sequence.tokens)), sequence.ahead)
             n = scheduler.aligned(sequence.computed, n, self.config.prefill_chunk)
             n = chunk_of(sequence.request.spans, sequence.computed, self.reuse.up_to_checkpoint(sequence, n))
-            self.reuse.make_room(self.ledger.free - self.ledger.activations(n, len(sequence.tokens)))
+            self.reuse.make_room(self.ledger.free - self.ledger.activations(n, len(sequence.tokens), sequence.picture))
             if not self._look(sequence, n):
                 self._chunk(sequence, n)
         except Exception as error:
@@ -303,6 +308,19 @@ class Loop:
             began = self.clock()
             n = self.speculation.catch_up(allowance)
             self.pacer.prefilled(max(n, 1), self.clock() - began, bool(self.groups))
+
+    def _skimmed(self, sequence: Sequence, allowance: int) -> bool:
+        """Let the small model read a chunk of a prompt that may be computed in part; whether there was one to read."""
+        new_layers = partial(self.new_layers, sequence.kv)
+        if self.skim is None or not self.skim.reads(sequence, lambda: self.reuse.reach(sequence, new_layers)):
+            return False
+        began = self.clock()
+        self.skim.read(sequence, allowance)
+        self.pacer.paused(self.clock() - began, bool(self.groups))
+        if sequence.places is not None:
+            room = sequence.room - sequence.num_generated
+            self.ledger.promise(sequence.id, self.ledger.need(len(sequence.tokens), room, sequence.kv))
+        return True
 
     def _look(self, sequence: Sequence, n: int) -> bool:
         """Encode one picture that the next chunk shows, as this turn's work; whether there was one."""
@@ -319,15 +337,17 @@ class Loop:
             seen = self.sight.given(sequence, n) if self.sight is not None and sequence.request.spans else {}
             scored = compute(self.model, sequence, sequence.layers, n, self.ledger, seen)
             if scored:
-                self._outputs.append(Output(sequence.id, prompt_logprobs=scored, prefilled=sequence.computed))
+                self._outputs.append(Output(sequence.id, prompt_logprobs=scored, prefilled=sequence.reached))
             self.reuse.publish(sequence)
             self.pacer.prefilled(n, self.clock() - began, bool(self.groups))
-        if sequence.pending == 1 and sequence.room <= 0:
+        if sequence.ahead == 0 and sequence.request.pooling is not None:
+            self._end(sequence, Finish.STOP, embedding=embedding(sequence), prefilled=sequence.computed)
+        elif sequence.ahead == 0 and sequence.room <= 0:
             self._end(sequence, Finish.LENGTH)  # it was about the scores of its prompt
-        elif sequence.pending == 1:
+        elif sequence.ahead == 0:
             self._enter(sequence)
         else:
-            self._outputs.append(Output(sequence.id, prefilled=sequence.computed))
+            self._outputs.append(Output(sequence.id, prefilled=sequence.reached))
 
     def _enter(self, sequence: Sequence) -> None:
         """Move a prefilled sequence into the group where it fits, or into one of its own."""
@@ -336,7 +356,7 @@ class Loop:
             accepted = sequence.tokens[sequence.num_prompt :]
             sequence.matcher = self.grammars().matcher(request.constraint, request.stop_ids, accepted)
         self.prefilling.remove(sequence)
-        group = next((g for g in self.groups if self._fits(g, sequence)), None)
+        group = next((g for g in self.groups if g.takes(sequence, self.caps.batching)), None)
         if group is None:
             group = Group(self.model, self.caps.vocab_size)
             self.groups.append(group)
@@ -344,15 +364,6 @@ class Loop:
         sequence.stage = Stage.DECODE
         if self.speculation is not None:
             self.speculation.begin(sequence)
-
-    def _fits(self, group: Group, sequence: Sequence) -> bool:
-        if self.caps.batching is Batching.NEVER or sequence.alone or any(row.alone for row in group.rows):
-            return False
-        if self.caps.batching is Batching.DECODE and any(row.pending > 1 for row in group.rows):
-            return False  # what was taken back is computed again in one step of several tokens
-        if (group.rows[0].kv, group.rows[0].request.kv) != (sequence.kv, sequence.request.kv):
-            return False  # one format for all, and all or none may be packed when memory is short
-        return scheduler.fits_together([row.computed for row in group.rows], sequence.computed)
 
     def take_out(self, sequence: Sequence) -> None:
         """Of wherever it is."""
@@ -371,6 +382,8 @@ class Loop:
 
     def _end(self, sequence: Sequence, finish: Finish, **made: Any) -> None:
         """Take a sequence out of wherever it is and report its end."""
+        if self.skim is not None:
+            self.skim.leave(sequence)
         if finish is Finish.ERROR:
             self.reuse.forget(sequence)
         else:

@@ -84,7 +84,7 @@ class Pressure:
         """
         if not any(loop.num_running for loop in self._loops()):
             return True
-        idle = 0 if self._store is None else self._store.tree.totals.nbytes
+        idle = self._pictures + (0 if self._store is None else self._store.tree.totals.nbytes)
         most = self._base + SHARES[Level.HOLD] * (self._limit - self._base)
         return not self.governor.holding and self._active() - idle + nbytes < most
 
@@ -143,8 +143,13 @@ class Pressure:
         return Situation(
             [_candidate(loop, sequence) for loop, sequence in self._running()],
             idle,
-            0 if store is None else store.evictable,
+            self._pictures + (0 if store is None else store.evictable),
         )
+
+    @property
+    def _pictures(self) -> int:
+        """Bytes of encoded pictures that may be forgotten."""
+        return sum(loop.ledger.spare for loop in self._loops())
 
     @property
     def _may_pack(self) -> bool:
@@ -168,9 +173,7 @@ class Pressure:
                 mx.synchronize()
                 mx.clear_cache()
             case Act.EVICT:
-                assert self._store is not None
-                self._store.save()
-                self._store.make_room(self._store.tree.totals.nbytes - action.nbytes)
+                self._evict(action.nbytes)
             case Act.PACK_IDLE:
                 assert self._store is not None
                 self._store.pack_one(IDLE_BITS, 0.0, (self._limit - self._active()) // 2)
@@ -187,6 +190,17 @@ class Pressure:
                 end(*found)
             case Act.HOLD | Act.ADMIT:
                 log.info("Admission %s.", "stops: memory runs short" if action.act is Act.HOLD else "goes on")
+
+    def _evict(self, nbytes: int) -> None:
+        """Encoded pictures first: where a prefix is cached, those in it are needed no more."""
+        wanted = nbytes
+        for loop in self._loops():
+            before = loop.ledger.kept
+            loop.ledger.forget(wanted)
+            wanted -= before - loop.ledger.kept
+        if self._store is not None and wanted > 0:
+            self._store.save()
+            self._store.make_room(self._store.tree.totals.nbytes - wanted)
 
 
 def _candidate(loop: Loop, sequence: Sequence) -> Candidate:
@@ -231,7 +245,8 @@ def pack_rows(loop: Loop, sequence: Sequence) -> None:
         return
     for row in rows:
         row.kv = kv
-        loop.ledger.promise(row.id, loop.ledger.need(len(row.tokens), row.room - row.num_generated, kv))
+        room = row.room - row.num_generated
+        loop.ledger.promise(row.id, loop.ledger.need(len(row.tokens), room, kv, row.picture))
 
 
 def _packed(loop: Loop, rows: list[Sequence], layers: Layers, kv: KvFormat) -> Layers:

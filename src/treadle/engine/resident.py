@@ -14,7 +14,8 @@ from treadle.config import Config
 from treadle.engine.memory import Ledger
 from treadle.engine.stream import Stream
 from treadle.errors import BadRequest, ContextLengthExceeded, QueueFull
-from treadle.types import Drafting, Request
+from treadle.types import Caps, Drafting, Request, Skimming
+from treadle.vision.spans import largest
 
 if TYPE_CHECKING:
     from treadle.engine.loop import Loop
@@ -63,6 +64,11 @@ class Resident:
             return self._drafting
         return Drafting(tuple(s for s in self._drafting.sources if s != "draft"), None, fault)
 
+    @property
+    def skimming(self) -> Skimming | None:
+        """What sparse prefill is in force; None: there is no small model for it."""
+        return None if self.loop.skim is None else self.loop.skim.facts
+
     @contextmanager
     def held(self) -> Iterator[None]:
         """It stays loaded while inside: between a look at the model and the submission of what was made for it."""
@@ -79,6 +85,7 @@ class Resident:
         caps = self.model.caps
         self._thread.check()
         _check(request, caps.vocab_size, caps.context_length)
+        _check_purpose(request, caps)
         if request.spans and self.model.reader is None:
             raise BadRequest("This model cannot see images.", param="messages")
         rows = 1 if self.config.on_busy == "queue" else self.config.max_rows
@@ -88,8 +95,12 @@ class Resident:
             raise BadRequest(f"The request id {request.id!r} is in use.", param="id")
         if request.kv is not None and not request.kv.exact and caps.kv_fault is not None:
             raise BadRequest(f"This model's rows are exact only: {caps.kv_fault}.", param="kv_bits")
+        if self.loop.skim is None and (request.sparse or request.keep is not None):
+            param = "specprefill" if request.sparse else "specprefill_keep_pct"
+            raise BadRequest("No small model is here for that (--specprefill-model names one).", param=param)
         room = caps.context_length - len(request.prompt) if request.max_tokens is None else request.max_tokens
-        self.ledger.check(len(request.prompt), room, least(request.kv, caps, self.config.kv_bits) or request.kv)
+        kv = least(request.kv, caps, self.config.kv_bits) or request.kv
+        self.ledger.check(len(request.prompt), room, kv, largest(request.spans))
         stream = Stream(request.id, self)
         self._streams.add(request.id)
         self._thread.submit(stream, request)
@@ -113,6 +124,15 @@ def _check_spans(request: Request) -> None:
         raise BadRequest("An image must not be the end of a prompt.", param="messages")
 
 
+def _check_purpose(request: Request, caps: Caps) -> None:
+    """Tokens come from models that write, embeddings from those that embed in this way."""
+    embedding = caps.embedding
+    if request.pooling is None and embedding is not None and not embedding.generates:
+        raise BadRequest("This model has no output layer: it embeds only.", param="model")
+    if request.pooling is not None and (embedding is None or embedding.pooling is not request.pooling):
+        raise BadRequest("This model makes no such embeddings.", param="model")
+
+
 def _check(request: Request, vocab_size: int, context_length: int) -> None:
     """MLX does not check bounds, so every id is checked here once more."""
     prompt = request.prompt
@@ -120,7 +140,7 @@ def _check(request: Request, vocab_size: int, context_length: int) -> None:
         raise BadRequest("The prompt is empty.", param="prompt")
     if int(np.min(prompt)) < 0 or int(np.max(prompt)) >= vocab_size:
         raise BadRequest(f"Token ids must lie between 0 and {vocab_size - 1}.", param="prompt")
-    if len(prompt) >= context_length:
+    if len(prompt) > context_length - (request.pooling is None):
         raise ContextLengthExceeded(len(prompt), context_length)
     if request.spans:
         _check_spans(request)

@@ -16,6 +16,7 @@ import numpy as np
 
 from treadle.cache.budget import Budget, default_bytes
 from treadle.cache.disk import DiskTier
+from treadle.cache.formats import form_of
 from treadle.cache.layers import Layers
 from treadle.cache.node import agreement
 from treadle.cache.segments import Holder
@@ -31,6 +32,7 @@ log = logging.getLogger("treadle.cache")
 
 MOST_TURNS = 4  # of the turn boundaries of a prompt, the last ones that get a checkpoint
 FREE_FLOOR = 2 * 10**9  # bytes that the disk tier leaves free
+SPARSE = "sparse"  # in the key of rows of prompts with gaps
 WORTH_WAITING = 32  # tokens that another sequence is about to compute
 
 
@@ -50,8 +52,8 @@ class Reuse:
 
     def acquire(self, sequence: Sequence, new_layers: Callable[[], Layers]) -> None:
         """Give a sequence its layers: with the longest stored prefix, or empty ones."""
-        scored = sequence.request.prompt_logprobs  # every token has to be computed
-        if self.store is None or scored or not self._tried("look-up", lambda: self._lease(sequence, new_layers())):
+        alone = self.store is None or sequence.request.computes_all
+        if alone or not self._tried("look-up", lambda: self._lease(sequence, new_layers())):
             sequence.layers, sequence.computed = new_layers(), 0
             sequence.layers.reserve(sequence.pending)
 
@@ -67,12 +69,30 @@ class Reuse:
             return False
         return True
 
+    def _key(self, sequence: Sequence) -> tuple[str, ...]:
+        kv = sequence.kv or self.kv
+        return (self.revision, sequence.request.cache_salt, *(() if kv.exact else (form_of(kv),)))
+
+    def reach(self, sequence: Sequence, new_layers: Callable[[], Layers]) -> int:
+        """How many tokens of a sequence without layers need not be computed."""
+        found = 0
+
+        def look() -> None:
+            nonlocal found
+            if self.store is not None and not sequence.request.computes_all:
+                found = self.store.reach(self._key(sequence), sequence.keys, new_layers(), self._positions(sequence))
+
+        self._tried("look-up", look)
+        return found
+
     def _lease(self, sequence: Sequence, fresh: Layers) -> None:
         assert self.store is not None
         fresh.reserve(sequence.pending)
-        kv = sequence.kv or self.kv
-        key = (self.revision, sequence.request.cache_salt, *(() if kv.exact else (repr(kv),)))
-        lease = self.store.acquire(key, sequence.keys, fresh, self._positions(sequence))
+        key, other, keys = self._key(sequence), None, sequence.keys
+        if sequence.places is not None:  # rows behind a gap are kept apart; those before it may be anybody's
+            behind = int(np.argmax(sequence.places != np.arange(len(sequence.places)))) if sequence.gap else len(keys)
+            key, other = (*key, SPARSE), (key, keys[:behind])
+        lease = self.store.acquire(key, keys, fresh, self._positions(sequence), other)
         sequence.holder, sequence.layers, sequence.computed = lease.holder, lease.layers, lease.length
         layers = lease.layers
         lease.holder.locate = lambda: (layers, 0)
@@ -81,9 +101,9 @@ class Reuse:
 
     def coming(self, sequence: Sequence, prefilling: Several[Sequence]) -> bool:
         """Whether a running prefill is about to compute a good part of what this one, not yet begun, needs."""
-        if self.store is None:
+        if self.store is None or sequence.request.computes_all:
             return False
-        begun = [s for s in prefilling if s.layers is not None]
+        begun = [s for s in prefilling if s.holder is not None]
         same = [s for s in begun if (s.request.cache_salt, s.kv) == (sequence.request.cache_salt, sequence.kv)]
         return any(self._shared(sequence, s) - s.computed >= WORTH_WAITING for s in same)
 

@@ -6,18 +6,21 @@ rest are pending. A token that is still lazy on the device is `launched`, not co
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
+from typing import Any
 
+import mlx.core as mx
 import numpy as np
 
 from treadle.cache.layers import Layers
 from treadle.cache.segments import Holder
 from treadle.grammar.matcher import Matcher
+from treadle.sparse.select import Places, placed
 from treadle.speculate.speculator import Speculator
-from treadle.types import Finish, Ids, KvFormat, Request, TokenLogprob, Usage
+from treadle.types import Finish, Ids, KvFormat, Request, SparsePrefill, TokenLogprob, Usage
 from treadle.vision.positions import Positions
-from treadle.vision.spans import key_ids
+from treadle.vision.spans import key_ids, largest
 
 
 class Stage(Enum):
@@ -47,9 +50,14 @@ class Sequence:
     positions: Positions | None = None  # of the prompt, where they are not the places in it; see `vision/positions.py`
     looked: int = 0  # pictures that were encoded for it ahead of the chunk that shows them
     shift: int = 0  # how far a token behind the prompt stands from its place
+    original: Request | None = None  # the request before tokens of its prompt were left out
+    places: Places | None = None  # where the tokens of the prompt stood in the original one, if some were left out
+    sparse: SparsePrefill | None = None  # what became of leaving some out
+    chosen: float | None = None  # when that was decided
     started: float | None = None
     first_token: float | None = None
     vision_s: float = 0.0
+    pooled: Any = None  # float32 [size]: what was pooled of the states so far, if an embedding is asked for
     finish: Finish | None = None
     stop_id: int | None = None  # the end id that was drawn
     _buffer: Ids = field(default_factory=lambda: np.empty(0, np.int64))
@@ -69,13 +77,43 @@ class Sequence:
         return self._buffer[: self._length]
 
     @property
+    def text(self) -> Ids:
+        """As `tokens`, with those of the prompt that were left out."""
+        if self.original is None:
+            return self.tokens
+        return np.concatenate([self.original.prompt, self.tokens[self.num_prompt :]])
+
+    @property
     def keys(self) -> Ids:
-        """int64 [prompt + accepted]: what the prefix cache knows the tokens by; pictures by their content."""
-        return key_ids(self.tokens, self.request.spans)
+        """int64 [prompt + accepted]: what the prefix cache knows the tokens by; pictures by their content.
+
+        A token behind a gap is another one than without, and than at any other place.
+        """
+        keys = key_ids(self.tokens, self.request.spans)
+        return keys if self.places is None else placed(keys, self.places, self.gap)
 
     @property
     def num_prompt(self) -> int:
+        """Tokens of the prompt that are computed."""
         return len(self.request.prompt)
+
+    @property
+    def gap(self) -> int:
+        """Tokens of the prompt that were left out: those behind it stand so far behind their number."""
+        return 0 if self.original is None else len(self.original.prompt) - self.num_prompt
+
+    @property
+    def reached(self) -> int:
+        """The place of the next token without rows: how far the text was read."""
+        if self.places is not None and self.computed < len(self.places):
+            return int(self.places[self.computed])
+        return self.computed + self.gap
+
+    def leave_out(self, request: Request, places: Places) -> None:
+        """Go on as `request`, whose prompt are the tokens at `places` of this one's. Nothing may have rows yet."""
+        assert self.layers is None and self.num_generated == 0
+        self.original, self.request, self.places = self.request, request, places
+        self._buffer, self._length = np.array(request.prompt, np.int64), len(request.prompt)
 
     @property
     def num_generated(self) -> int:
@@ -85,6 +123,16 @@ class Sequence:
     def pending(self) -> int:
         """Tokens that still have no rows, one of which a decode step always takes."""
         return self._length - self.computed
+
+    @property
+    def ahead(self) -> int:
+        """Tokens that prefill computes: the last one is left to the first decode step, if there is to be one."""
+        return self.pending - (self.request.pooling is None)
+
+    @property
+    def picture(self) -> int:
+        """Embeddings of the largest picture that has tokens without rows, and so may have to be encoded; 0: none."""
+        return largest(self.request.spans, self.computed)
 
     @property
     def wants_more(self) -> bool:
@@ -117,15 +165,27 @@ class Sequence:
 
     def restart(self) -> None:
         """Forget what was computed, not what was accepted: all tokens are pending again."""
-        self.layers = self.holder = self.matcher = None
+        self.layers = self.holder = self.matcher = self.pooled = None
         self.computed = self.launched = 0
         self.stage = Stage.WAITING
+
+    def stand(self, n: int) -> tuple[int, Any]:
+        """Where the next `n` tokens stand: how far behind their numbers, or int32 [1, n] of them if that changes."""
+        if self.places is None:
+            return 0, None
+        numbers = np.arange(self.computed, self.computed + n)
+        known = self.places[self.computed : self.computed + n]
+        places = np.concatenate([known, numbers[len(known) :] + self.gap])
+        gaps = places - numbers
+        if (gaps == gaps[0]).all():
+            return int(gaps[0]), None
+        return 0, mx.array(places.astype(np.int32))[None]
 
     def usage(self, now: float) -> Usage:
         started = self.started if self.started is not None else now
         first = self.first_token if self.first_token is not None else now
         return Usage(
-            prompt_tokens=self.num_prompt,
+            prompt_tokens=self.num_prompt + self.gap,
             completion_tokens=self.num_generated + (self.stop_id is not None),
             cached_tokens=self.cached,
             queue_s=started - self.arrived,
@@ -134,6 +194,7 @@ class Sequence:
             drafted_tokens=0 if self.speculator is None else self.speculator.drafted,
             accepted_tokens=0 if self.speculator is None else self.speculator.accepted,
             vision_s=self.vision_s,
+            sparse=None if self.sparse is None else replace(self.sparse, prefill_s=first - (self.chosen or first)),
         )
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from treadle.engine.resident import Resident
 from treadle.errors import NotReady, QueueFull, ShuttingDown
 from treadle.models.recipe import Recipe
-from treadle.types import Caps, Drafting
+from treadle.types import Caps, Drafting, Skimming
 
 if TYPE_CHECKING:
     from treadle.engine.fleet import Fleet
@@ -68,6 +68,11 @@ class Slot:
     def drafting(self) -> Drafting | None:
         """What speculation is in force while it is loaded."""
         return None if self.resident is None else self.resident.drafting
+
+    @property
+    def skimming(self) -> Skimming | None:
+        """What sparse prefill is in force while it is loaded."""
+        return None if self.resident is None else self.resident.skimming
 
     @property
     def num_bytes(self) -> int:

@@ -84,7 +84,7 @@ class Speculation:
             return
         shared = self._replies if not sequence.request.cache_salt else None
         if sequence.speculator is None:
-            sequence.speculator = Speculator(sequence.tokens, self._barred, shared, self._experience)
+            sequence.speculator = Speculator(sequence.text, self._barred, shared, self._experience)
         if self.following is not None:
             self.following.begin(sequence)
 
@@ -171,7 +171,7 @@ class Speculation:
 
     def _padded(self, group: Group, longest: int) -> int:
         """Tokens per row that make the step cheapest; none of them lies beyond the context."""
-        room = self._caps.context_length - max(row.computed for row in group.rows)
+        room = self._caps.context_length - max(row.computed + row.gap for row in group.rows)
         return self._cost_of(group.rows).cheapest_width(
             len(group.rows), longest, max(longest, min(MOST_DRAFTS + 1, room))
         )

@@ -289,7 +289,7 @@ class EngineThread:
         except BaseException:
             ledger.close()
             raise
-        revisions = {one.revision for one in (loaded, loaded.draft) if one is not None}
+        revisions = {one.revision for one in (loaded, *loaded.helpers)}
         if loop.speculation is not None:
             self._speculation[loaded.name] = loop.speculation.counters
         self._pressure.attach(loop)

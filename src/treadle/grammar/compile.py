@@ -16,6 +16,7 @@ from llguidance import LLMatcher, LLParserLimits
 from treadle.grammar.fault import GrammarError, reason
 from treadle.grammar.lark import expression
 from treadle.grammar.matcher import Matcher
+from treadle.grammar.repeats import check_repeats
 from treadle.grammar.vocabulary import Vocabulary
 from treadle.types import Constraint, Language
 
@@ -69,15 +70,18 @@ class Grammars:
         return made
 
     def _compile(self, constraint: Constraint) -> LLMatcher:
+        check_repeats(constraint)
         limits = LLParserLimits(verbose_errors=False, max_lexer_states=MOST_STATES, max_items_in_row=MOST_ITEMS)
         made = LLMatcher(self.vocabulary.tokens, grammar_of(constraint), log_level=0, limits=limits)
         if made.is_error():
             raise GrammarError(reason(made.get_error()))
         # The first mask builds most of the lexer, so a grammar that is too complex fails here and not in the engine.
-        first = Matcher(made, self.vocabulary, self.vocabulary.ends)
-        first.mask()
-        if first.fault:
-            raise GrammarError("it allows no reply, or is too complex")
+        # It may use up what all masks share: the second one, of another copy, is a sequence's first.
+        for _ in range(2):
+            first = Matcher(made, self.vocabulary, self.vocabulary.ends)
+            first.mask()
+            if first.fault:
+                raise GrammarError("it allows no reply, or is too complex")
         return made
 
 

@@ -47,6 +47,9 @@ class ModelCounters:
     cached_tokens: int = 0  # prompt tokens that were not computed
     computed_tokens: int = 0  # prompt tokens that were
     generated_tokens: int = 0
+    sparse_prompts: dict[bool, int] = field(default_factory=lambda: {True: 0, False: 0})  # by whether it was engaged
+    skipped_tokens: int = 0  # prompt tokens that were left out
+    skim_s: float = 0.0  # in which small models read prompts
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     ttft: Histogram = field(default_factory=lambda: Histogram(TTFT_S))

@@ -71,7 +71,7 @@ def _models(read: Reading) -> Metric:
 def _requests(counters: Counters) -> Iterator[Metric]:
     models = counters.models
 
-    def per_model(name: str, about: str, value: Callable[[ModelCounters], int]) -> Metric:
+    def per_model(name: str, about: str, value: Callable[[ModelCounters], float]) -> Metric:
         return counter(name, about, ("model",), [((model,), value(counted)) for model, counted in models.items()])
 
     def histograms(name: str, about: str, value: Callable[[ModelCounters], Histogram]) -> Metric:
@@ -84,6 +84,10 @@ def _requests(counters: Counters) -> Iterator[Metric]:
     sources += [((model, "computed"), counted.computed_tokens) for model, counted in models.items()]
     yield counter("treadle_prompt_tokens", "Prompt tokens, by where they came from.", ("model", "source"), sources)
     yield per_model("treadle_generated_tokens", "Tokens made.", lambda m: m.generated_tokens)
+    prompts = [((m, str(on).lower()), n) for m, counted in models.items() for on, n in counted.sparse_prompts.items()]
+    yield counter("treadle_sparse_prefills", "Prompts that could be computed in part.", ("model", "engaged"), prompts)
+    yield per_model("treadle_skipped_prompt_tokens", "Prompt tokens that were left out.", lambda m: m.skipped_tokens)
+    yield per_model("treadle_sparse_score_seconds", "Time of small models for that.", lambda m: m.skim_s)
     yield per_model("treadle_drafted_tokens", "Tokens proposed by speculation.", lambda m: m.drafted_tokens)
     yield per_model("treadle_accepted_tokens", "Drafted tokens that were accepted.", lambda m: m.accepted_tokens)
     yield histograms("treadle_time_to_first_token_seconds", "From submission to the first token.", lambda m: m.ttft)

@@ -196,7 +196,8 @@ class Recorder:
         del self._tracks[track.id]
         usage = output.usage or Usage(track.prompt_tokens, track.generated, track.cached)
         counters, finish = self._counters.of(track.model), str(output.finish)
-        in_layers = track.prompt_tokens if track.first is not None else track.seen
+        skipped = 0 if usage.sparse is None else usage.sparse.tokens - usage.sparse.kept
+        in_layers = track.prompt_tokens - skipped if track.first is not None else track.seen
         self._count_prompt(track, min(usage.cached_tokens, in_layers), in_layers)
         counters.finished[finish] += 1
         unseen = max(usage.completion_tokens - track.generated, 0)  # the end id, which no output shows
@@ -206,6 +207,10 @@ class Recorder:
             target.drafted_tokens += usage.drafted_tokens
             target.accepted_tokens += usage.accepted_tokens
         self._second.vision_s += usage.vision_s
+        if usage.sparse is not None:
+            counters.sparse_prompts[usage.sparse.engaged] += 1
+            counters.skipped_tokens += skipped
+            counters.skim_s += usage.sparse.score_s
         if output.usage is not None:
             counters.queue.observe(usage.queue_s)
             self._queue.add(now, usage.queue_s)

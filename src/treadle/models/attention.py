@@ -25,9 +25,9 @@ import mlx.nn as nn
 
 from treadle.cache.columns import BatchColumns, SoloColumns
 from treadle.cache.layers import Rows
-from treadle.runtime import mlx_lm_module
 
 NAME = "scaled_dot_product_attention"
+BASES = {"mlx_lm.models.base": False, "mlx_vlm.models.base": True}  # and whether its model files cut masks to length
 LAYERS_AT_ONCE = 4
 MOST_QUERIES = 16
 MOST_UNFUSED = 128
@@ -226,8 +226,8 @@ def unfused(queries: Any, keys: Any, values: Any, scale: float) -> Any:
     return (weights @ values).reshape(1, heads, n, values.shape[3])
 
 
-def attention_over(original: Callable[..., Any]) -> Callable[..., Any]:
-    """The function that takes the place of mlx-lm's `scaled_dot_product_attention`.
+def attention_over(original: Callable[..., Any], cut: bool = False) -> Callable[..., Any]:
+    """The function that takes the place of `original`, the one of `BASES`; `cut`: see `BatchColumns.view_of`.
 
     A step of several tokens is read before the next one is built, so the device would wait while it is built: every few
     layers what was built so far is started.
@@ -243,7 +243,7 @@ def attention_over(original: Callable[..., Any]) -> Callable[..., Any]:
     def compute(queries: Any, keys: Any, values: Any, cache: Any, scale: float, mask: Any, sinks: Any) -> Any:
         n = queries.shape[2]
         if type(cache) is Rows and sinks is None and n <= MOST_UNFUSED:
-            seen = _seen(cache, n, mask) if n <= MOST_QUERIES and _suits(queries, keys, cache) else None
+            seen = _seen(cache, n, mask, cut) if n <= MOST_QUERIES and _suits(queries, keys, cache) else None
             if seen is not None:
                 return few_queries(queries, cache.keys, cache.values, seen, scale, cache.columns.read_to)
             if n > 1 and isinstance(mask, str) and isinstance(cache.columns, SoloColumns):
@@ -262,19 +262,22 @@ def _suits(queries: Any, keys: Any, cache: Rows) -> bool:
     return same and fits and keys.shape[1] == own.shape[1]
 
 
-def _seen(cache: Rows, n: int, mask: Any) -> tuple[Any, Any, Any] | None:
+def _seen(cache: Rows, n: int, mask: Any, cut: bool) -> tuple[Any, Any, Any] | None:
     """The kernel's view of what `mask` lets this step see; None where MLX's own attention is as good or has to do."""
     columns = cache.columns
     if isinstance(columns, BatchColumns):
-        return columns.view_of(mask)
+        return None if mask is None or isinstance(mask, str) else columns.view_of(mask, cut)
     return columns.view(cache.keys.shape[2]) if n > 1 and isinstance(mask, str) else None
 
 
 def install(model: nn.Module) -> int:
-    """Exchange attention in the modules that define the layers of `model`; returns in how many."""
-    files = {type(module).__module__ for module in model.modules()}
-    base: Callable[..., Any] = getattr(mlx_lm_module("models.base"), NAME)
-    ours = [vars(sys.modules[name]) for name in files if vars(sys.modules[name]).get(NAME) is base]
-    for file in ours:
-        file[NAME] = attention_over(base)
-    return len(ours)
+    """Exchange attention in the modules that define the layers of `model`; returns in how many.
+
+    The functions of `BASES` do the same with a cache of ours. A package that is not imported has no model here.
+    """
+    files = [vars(sys.modules[name]) for name in {type(module).__module__ for module in model.modules()}]
+    bases = [(vars(sys.modules[name])[NAME], cut) for name, cut in BASES.items() if name in sys.modules]
+    found = [(file, base, cut) for file in files for base, cut in bases if file.get(NAME) is base]
+    for file, base, cut in found:
+        file[NAME] = attention_over(base, cut)
+    return len(found)

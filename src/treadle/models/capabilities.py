@@ -19,6 +19,7 @@ from treadle.cache.columns import SLACK, STEP, Columns, SoloColumns
 from treadle.cache.layers import Layers, Rows, Stack, State
 from treadle.cache.packed_rows import PackedRows
 from treadle.cache.recent_columns import SoloRecent
+from treadle.models.rounding import distance, tolerance
 from treadle.runtime import mlx_lm_module
 from treadle.types import EXACT, Batching, Caps, Footprint, KvFormat, LayerKind
 
@@ -153,13 +154,13 @@ def _checked(model: Any, caps: Caps) -> Caps:
     trial = _trial(caps)
     reference = [_reference(model, p, t) for p, t in zip(trial.prompts, trial.tails, strict=True)]
     own = _attempt(lambda: _solo(model, caps, trial))
-    if (fault := _fault(reference, own)) is not None:
+    if (fault := fault_of(reference, own)) is not None:
         foreign = tuple(LayerKind.FOREIGN for _ in caps.layers)
         return replace(caps, layers=foreign, why=f"our layers differ from the model file's own caches: {fault}")
-    fault = _fault(reference, _attempt(lambda: _decoded(model, caps, trial)))
+    fault = fault_of(reference, _attempt(lambda: _decoded(model, caps, trial)))
     if fault is not None:
         return replace(caps, batching=Batching.NEVER, why=f"rows decoded together differ from rows alone: {fault}")
-    fault = _fault(reference, _attempt(lambda: _ragged(model, caps, trial)))
+    fault = fault_of(reference, _attempt(lambda: _ragged(model, caps, trial)))
     if fault is not None:
         return replace(caps, batching=Batching.DECODE, why=f"padded prefill differs from rows alone: {fault}")
     return replace(caps, batching=Batching.RAGGED, why="rows of different length equal rows alone")
@@ -179,7 +180,7 @@ def _reference(model: Any, prompt: list[int], tail: list[int]) -> _Logits:
     model(mx.array([prompt[:3]]), cache=cache)
     logits = [model(mx.array([prompt[3:]]), cache=cache)[:, -1]]
     logits += [model(mx.array([[t]]), cache=cache)[:, -1] for t in tail]
-    return _evaluated(mx.concatenate(logits))
+    return evaluated(mx.concatenate(logits))
 
 
 def _solo(model: Any, caps: Caps, trial: _Trial) -> list[_Logits]:
@@ -188,7 +189,7 @@ def _solo(model: Any, caps: Caps, trial: _Trial) -> list[_Logits]:
         layers = new_layers(model, caps)
         logits = [forward(model, [prompt], layers)[:, -1]]
         logits += [forward(model, [[t]], layers)[:, -1] for t in tail]
-        found.append(_evaluated(mx.concatenate(logits)))
+        found.append(evaluated(mx.concatenate(logits)))
     return found
 
 
@@ -206,7 +207,7 @@ def _decoded(model: Any, caps: Caps, trial: _Trial) -> list[_Logits]:
     steps = zip(*[[p[-1], *t] for p, t in zip(trial.prompts, trial.tails, strict=True)], strict=True)
     logits = [forward(model, [[t] for t in step], layers)[:, -1] for step in steps]
     stacked = mx.stack(logits, axis=1)
-    return [_evaluated(stacked[row]) for row in range(len(trial.prompts))]
+    return [evaluated(stacked[row]) for row in range(len(trial.prompts))]
 
 
 def _ragged(model: Any, caps: Caps, trial: _Trial) -> list[_Logits]:
@@ -225,7 +226,7 @@ def _ragged(model: Any, caps: Caps, trial: _Trial) -> list[_Logits]:
     for step in zip(*trial.tails, strict=True):
         logits.append(forward(model, [[t] for t in step], layers)[:, -1])
     stacked = mx.stack(logits, axis=1)
-    return [_evaluated(stacked[row]) for row in range(len(trial.prompts))]
+    return [evaluated(stacked[row]) for row in range(len(trial.prompts))]
 
 
 @dataclass(frozen=True)
@@ -234,13 +235,13 @@ class _Logits:
     tolerance: float
 
 
-def _evaluated(logits: Any) -> _Logits:
-    tolerance = 0.01 if logits.dtype == mx.float32 else 0.08
-    return _Logits(np.array(logits.astype(mx.float32)), tolerance)
+def evaluated(logits: Any) -> _Logits:
+    """Logits [steps, vocab] with what may be taken for rounding in their type."""
+    return _Logits(np.array(logits.astype(mx.float32)), tolerance(logits.dtype))
 
 
-def _fault(reference: list[_Logits], found: list[_Logits] | str) -> str | None:
-    """A sentence when logits differ by more than rounding explains: 1 % of their spread in float32, 8 % below it."""
+def fault_of(reference: list[_Logits], found: list[_Logits] | str) -> str | None:
+    """A sentence when logits differ by more than rounding explains."""
     if isinstance(found, str):
         return found
     worst = 0.0
@@ -248,5 +249,5 @@ def _fault(reference: list[_Logits], found: list[_Logits] | str) -> str | None:
     for a, b in zip(reference, found, strict=True):
         if not np.isfinite(b.logits).all():
             return "logits are not finite"
-        worst = max(worst, float(np.abs(a.logits - b.logits).max() / (a.logits.std() + 1e-9)))
+        worst = max(worst, distance(a.logits, b.logits))
     return f"logits differ by {worst:.2g} of their spread" if worst > limit else None

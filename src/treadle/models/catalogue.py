@@ -39,9 +39,11 @@ OWN_SETTINGS = (
     "draft_model",
     "speculation",
     "specprefill",
+    "specprefill_model",
+    "specprefill_threshold",
     "specprefill_keep_pct",
 )
-OF_ONE_MODEL = ("context_length", "draft_model")  # on the command line they are about its model
+OF_ONE_MODEL = ("context_length", "draft_model", "specprefill_model")  # on the command line they are about its model
 Number = Annotated[float, Field(allow_inf_nan=False)]
 
 

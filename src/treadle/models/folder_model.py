@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import re
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +13,13 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from treadle import runtime, system
 from treadle.errors import LoadError
-from treadle.models.architectures import model_classes
+from treadle.models.architectures import model_classes, trunk_classes
 from treadle.models.placement import WeightForm, hold_dense
 
 log = logging.getLogger(__name__)
+
+TRUNK_WEIGHT = "embed_tokens.weight"
+WRITES = re.compile("ForCausalLM|ForConditionalGeneration|LMHead")  # in the names of classes with an output layer
 
 
 def load_folder(path: Path, backend: runtime.Backend, weights: WeightForm) -> tuple[Any, dict[str, Any], bool]:
@@ -27,9 +32,14 @@ def load_folder(path: Path, backend: runtime.Backend, weights: WeightForm) -> tu
         LoadError: one sentence on what is missing, damaged or not supported.
     """
     utils = runtime.mlx_lm_module("utils")
+    classes = trunk_classes if _is_trunk(path) else model_classes
+    # The embedding stands in for an output layer that there is not; nobody asks it for tokens.
+    changed = {"tie_word_embeddings": True} if is_headless(path, folder_config(path)) else None
     try:
         with runtime.guarded_import(f"the model in {path}"):
-            model, config = utils.load_model(path, lazy=True, strict=True, get_model_classes=model_classes)
+            model, config = utils.load_model(
+                path, lazy=True, strict=True, model_config=changed, get_model_classes=classes
+            )
     except (FileNotFoundError, ValueError, KeyError, TypeError, RuntimeError, OSError) as error:
         raise LoadError(f"The model in {path} cannot be loaded: {_first_line(error)}") from error
     model, dense = hold(model, path, backend, weights)
@@ -109,13 +119,49 @@ def read_json(path: Path) -> dict[str, Any]:
     Raises:
         LoadError: unreadable, or not a JSON object.
     """
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise LoadError(f"{path} cannot be read: {_first_line(error)}") from error
+    value = _read(path)
     if not isinstance(value, dict):
         raise LoadError(f"{path} is not a JSON object.")
     return value
+
+
+def read_list(path: Path) -> list[Any]:
+    """
+    Raises:
+        LoadError: unreadable, or not a JSON list.
+    """
+    value = _read(path)
+    if not isinstance(value, list):
+        raise LoadError(f"{path} is not a JSON list.")
+    return value
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise LoadError(f"{path} cannot be read: {_first_line(error)}") from error
+
+
+def tensor_names(file: Path) -> list[str]:
+    """The tensors of a safetensors file; none if it is damaged, which loading it will tell."""
+    with file.open("rb") as opened:
+        head = opened.read(8)
+        try:
+            return list(json.loads(opened.read(struct.unpack("<Q", head)[0])))
+        except (ValueError, struct.error, OverflowError, MemoryError):
+            return []
+
+
+def is_headless(path: Path, config: dict[str, Any]) -> bool:
+    """Whether the weights and the class are those of a model without an output layer."""
+    classes = config.get("architectures") or ()
+    return bool(classes) and not any(WRITES.search(str(name)) for name in classes) and _is_trunk(path)
+
+
+def _is_trunk(path: Path) -> bool:
+    """Whether the weights were saved without the prefix that mlx-lm knows them by."""
+    return any(TRUNK_WEIGHT in tensor_names(file) for file in path.glob("model*.safetensors"))
 
 
 def _widen(model: Any, *, everything: bool) -> None:

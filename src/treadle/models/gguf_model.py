@@ -16,6 +16,7 @@ from treadle.models.gguf_names import ROPE_FACTORS, Config, Family, family_of, r
 from treadle.models.gguf_tokenizer import end_ids
 from treadle.models.gguf_types import Weight, check_types, convert, to_mlx
 from treadle.runtime import Backend
+from treadle.types import Embedding
 
 log = logging.getLogger(__name__)
 
@@ -102,3 +103,10 @@ def _converted(gguf: GGUF, family: Family, dense: bool) -> Iterator[tuple[Tensor
                 yield first, future.result()
         for first, future in ahead:
             yield first, future.result()
+
+
+def embedding_of(gguf: GGUF) -> Embedding | None:
+    """None for a file of a model that writes. Those that embed cannot do so here: their ends of texts are not known."""
+    if not gguf.hyper("pooling_type", 0):
+        return None
+    return Embedding(None, "embedding models work from folders only, not from GGUF files")

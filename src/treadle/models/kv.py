@@ -15,16 +15,16 @@ from numpy.typing import NDArray
 
 from treadle.cache.formats import FORMATS, parse
 from treadle.cache.layers import Layers
-from treadle.cache.packed_rows import EXACT_BITS, PackedRows
+from treadle.cache.packed_rows import EXACT_BITS, LEAST_BITS, PackedRows
 from treadle.cache.recent_columns import BLOCK, SPARE
 from treadle.models.capabilities import forward, new_layers, packed_layers
 from treadle.models.packed_attention import install
+from treadle.models.rounding import distance, tolerance
 from treadle.types import EXACT, Caps, Footprint, KvFormat, LayerKind
 
 PROMPT = BLOCK + 9  # tokens of the trial: the queries of one step have several edges
 TAIL = 2
-LEAST = KvFormat(4, 4)
-TOLERANCE = {True: 0.01, False: 0.08}  # share of the logits' spread, for float32 rows and others
+LEAST = KvFormat(LEAST_BITS, LEAST_BITS)
 
 
 def with_kv(model: Any, caps: Caps, kv: KvFormat, why: str) -> Caps:
@@ -61,10 +61,8 @@ def _fault(model: Any, caps: Caps) -> str | None:
         if isinstance(logits, str):
             return logits
         found.append(logits)
-    exact, packed = found
-    worst = float(np.abs(exact - packed).max() / (exact.std() + 1e-9))
-    float32 = all(r.keys.dtype == mx.float32 for r in trial.rows)
-    limit = TOLERANCE[float32]
+    worst = distance(*found)
+    limit = max(tolerance(r.keys.dtype) for r in trial.rows)
     return (
         None if worst <= limit else f"its attention goes wrong with packed rows (by {worst:.2g} of the logits' spread)"
     )
@@ -96,9 +94,11 @@ def _bits(layers: Layers) -> set[str]:
 def _footprints(caps: Caps, layers: Layers, kv: KvFormat) -> dict[str, Footprint]:
     """By format: that of exact rows, with the bytes of packed tokens, and those that are kept exactly for a while."""
     exact = caps.kv_footprints.get(str(EXACT), caps.footprint)
-    recent = (kv.recent + SPARE + 3 * BLOCK, exact.row_bytes)
-    packed = replace(exact, windows=(*exact.windows, recent))
-    found = {name: replace(packed, row_bytes=_token_bytes(layers, parse(name, kv.group_size))) for name in FORMATS}
+    found = {}
+    for form in (parse(name, kv.group_size, kv.recent) for name in FORMATS):
+        first = BLOCK if LEAST_BITS in (form.key_bits, form.value_bits) else 0  # the block that 4 bits leave exact
+        held = (first + form.recent + SPARE + 3 * BLOCK, exact.row_bytes)
+        found[str(form)] = replace(exact, windows=(*exact.windows, held), row_bytes=_token_bytes(layers, form))
     return found | {str(EXACT): exact}
 
 

@@ -14,11 +14,20 @@ from treadle import runtime, system
 from treadle.errors import ConfigError, LoadError
 from treadle.models import gguf as gguf_file
 from treadle.models import gguf_model, gguf_tokenizer
-from treadle.models.folder_model import check_folder, folder_config, hold, load_folder, load_folder_tokenizer, read_json
+from treadle.models.embedding import embedding_of
+from treadle.models.folder_model import (
+    check_folder,
+    folder_config,
+    hold,
+    is_headless,
+    load_folder,
+    load_folder_tokenizer,
+    read_json,
+)
 from treadle.models.placement import WeightForm, hold_dense
 from treadle.models.sources import ResolvedSource
 from treadle.models.stops import stop_ids, template_of
-from treadle.types import Caps, Footprint, Vision
+from treadle.types import Caps, Embedding, Footprint, Vision
 from treadle.vision.families import FAMILIES
 from treadle.vision.limits import Limits
 
@@ -72,19 +81,34 @@ class LoadedModel:
     chat_template: str | None
     reader: Reader | None = None  # prepares pictures for it, where it sees; its threads are those of prompts
     draft: LoadedModel | None = None  # a smaller one with the same vocabulary, which proposes tokens
+    skimmer: LoadedModel | None = None  # another, or the same, which says what of a long prompt matters
 
     @property
     def footprint(self) -> Footprint:
         """What one sequence occupies, here and in the model that drafts."""
         own = self.caps.footprint
-        return own if self.draft is None else own.beside(self.draft.caps.footprint)
+        for small in self.helpers:
+            own = own.beside(small.caps.footprint)
+        return own
 
     @property
     def footprints(self) -> Mapping[str, Footprint]:
         """The same by the format of its rows, where they can have several."""
-        draft = self.draft
-        forms = self.caps.kv_footprints
-        return forms if draft is None else {name: one.beside(draft.caps.footprint) for name, one in forms.items()}
+        forms = dict(self.caps.kv_footprints)
+        for small in self.helpers:
+            forms = {name: one.beside(small.caps.footprint) for name, one in forms.items()}
+        return forms
+
+    @property
+    def helpers(self) -> list[LoadedModel]:
+        """The smaller models that are loaded with it, each once."""
+        found = [small for small in (self.draft, self.skimmer) if small is not None]
+        return found[:1] if len(found) == 2 and found[0] is found[1] else found
+
+    @property
+    def num_parameters(self) -> int:
+        """Numbers in the weights, packed ones counted one by one."""
+        return int(runtime.mlx_lm_module("utils").get_total_parameters(self.model))
 
     @property
     def card(self) -> ModelCard:
@@ -101,6 +125,7 @@ class _Parts:
     dense: bool
     reader: Reader | None = None
     blind: Vision | None = None  # why a model of a family that sees does not
+    embedding: Embedding | None = None  # for a model that was made to embed
 
 
 def load_model(
@@ -159,21 +184,35 @@ def _caps(parts: _Parts, revision: str, length: int) -> Caps:
     """What the model can do; found by trying, so once for each model: it may be unloaded and loaded again."""
     from treadle.models.capabilities import describe
 
-    key = (revision, json.dumps(parts.config, sort_keys=True, default=str), length)
+    key = (revision, json.dumps([parts.config, parts.embedding], sort_keys=True, default=repr), length)
     if key not in _described:
         caps = describe(parts.model, _vocab_size(parts), length)
-        _described[key] = replace(caps, vision=_vision(parts, caps))
+        _described[key] = replace(_sighted(parts, caps), embedding=_embedding(parts, caps))
     return _described[key]
 
 
-def _vision(parts: _Parts, caps: Caps) -> Vision | None:
+def _embedding(parts: _Parts, caps: Caps) -> Embedding | None:
+    if parts.embedding is None:
+        return None
+    from treadle.models.trunk import checked
+
+    found = checked(parts.model, caps, parts.embedding)
+    if found.pooling is None and not found.generates:
+        raise LoadError(f"This embedding model cannot be served: {found.why}.")
+    log.log(logging.WARNING if found.pooling is None else logging.INFO, "Embeddings: %s.", found.why)
+    return found
+
+
+def _sighted(parts: _Parts, caps: Caps) -> Caps:
+    """`caps` with what the model can see, and the memory that it takes to see."""
     if parts.reader is None:
-        return parts.blind
+        return replace(caps, vision=parts.blind)
     from treadle.models.vlm_folder import checked
 
-    found = checked(parts.model, caps, parts.config["model_type"], parts.reader, parts.tokenizer)
+    found, (look, scores) = checked(parts.model, caps, parts.config["model_type"], parts.reader, parts.tokenizer)
     log.log(logging.INFO if found.works else logging.WARNING, "Images: %s", found.why)
-    return found
+    footprint = replace(caps.footprint, look_bytes=look, look_score_bytes=scores)
+    return replace(caps, vision=found, footprint=footprint)
 
 
 def _load_gguf(source: ResolvedSource, backend: runtime.Backend, weights: WeightForm) -> _Parts:
@@ -183,7 +222,7 @@ def _load_gguf(source: ResolvedSource, backend: runtime.Backend, weights: Weight
     model, config = gguf_model.build(opened, backend, dense=dense)
     stored = {name: opened.metadata.get(f"general.sampling.{key}") for key, name in GGUF_SAMPLING.items()}
     generation = {name: value for name, value in stored.items() if value is not None}
-    return _Parts(model, tokenizer, config, generation, opened.paths, dense)
+    return _Parts(model, tokenizer, config, generation, opened.paths, dense, embedding=gguf_model.embedding_of(opened))
 
 
 def _load_folder(source: ResolvedSource, backend: runtime.Backend, weights: WeightForm, limits: Limits) -> _Parts:
@@ -196,10 +235,13 @@ def _load_folder(source: ResolvedSource, backend: runtime.Backend, weights: Weig
     except LoadError as error:
         raise error if blind is None else LoadError(blind.why) from error
     tokenizer = load_folder_tokenizer(path)
+    embedding = embedding_of(path, source.name, folder_config(path), headless=is_headless(path, folder_config(path)))
     model, config, dense = load_folder(path, backend, weights)
     if blind is not None:
         log.warning("%s is loaded for text alone. %s", source.name, blind.why)
-    return _Parts(model, tokenizer, config, _generation(path), _weight_files(path), dense, blind=blind)
+    return _Parts(
+        model, tokenizer, config, _generation(path), _weight_files(path), dense, blind=blind, embedding=embedding
+    )
 
 
 def _blindness(path: Path) -> Vision | None:
@@ -222,10 +264,11 @@ def _blindness(path: Path) -> Vision | None:
 def _load_seeing(path: Path, backend: runtime.Backend, weights: WeightForm, limits: Limits) -> _Parts:
     from treadle.models.vlm import load_seeing
     from treadle.models.vlm_folder import add_template, config_of, reader_of
+    from treadle.models.vlm_nested import flattened
 
     tokenizer = load_folder_tokenizer(path)
     add_template(path, tokenizer)
-    config = folder_config(path)
+    config = flattened(folder_config(path))
     model, dense = hold(load_seeing(path, config), path, backend, weights)
     config = config_of(model, config)
     reader = reader_of(path, config, tokenizer, limits)

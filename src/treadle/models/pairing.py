@@ -45,6 +45,27 @@ def draft_source(target: ResolvedSource, wanted: str, report: Progress | None) -
     return next((source for known in here if (source := _found(target, known)) is not None), None)
 
 
+def skim_source(target: ResolvedSource, wanted: str | None, report: Progress | None) -> ResolvedSource | None:
+    """The files of the model that skims prompts for `target`, of any family. Raises LoadError if it cannot be had."""
+    if wanted is None:
+        return None
+    named = resolve(wanted, report)
+    words = different_words(_tokenizer(target), _tokenizer(named))
+    if words is not None:
+        raise LoadError(f"{named.name} cannot skim for {target.name}: their vocabularies differ ({words}).")
+    return named
+
+
+def cannot_skim(target: LoadedModel, small: LoadedModel) -> str | None:
+    """A sentence why a model cannot say what of a prompt matters; None if it can."""
+    words = different_words(target.tokenizer, small.tokenizer)
+    if words is not None:
+        return f"their vocabularies differ ({words})"
+    if LayerKind.FOREIGN in small.caps.layers or LayerKind.ROWS not in small.caps.layers:
+        return "it has no layer of ours that sees a whole prompt"
+    return None
+
+
 def _found(target: ResolvedSource, known: KnownModel) -> ResolvedSource | None:
     """A model on disk, if its files fit."""
     try:

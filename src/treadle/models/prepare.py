@@ -84,17 +84,24 @@ def prepare(entry: Entry, config: Config, bars: Bars = nullcontext) -> Prepared:
         source = resolve(entry.source, report)
         wanted = config.draft_model if config.speculation in ("auto", "draft") else pairing.NONE
         draft = pairing.draft_source(source, wanted, report)
+        skimmer = pairing.skim_source(source, config.specprefill_model, report)
     log.info("Loading %s from %s.", entry.name, source.path)
     if draft is None and config.speculation == "draft":
         raise LoadError(f"No model that is here can draft for {entry.name}: name one (draft_model).")
-    backend = runtime.device_facts().backend
-    own = weight_bytes(source, backend, system.free_memory())
-    alone = Prepared(own, partial(load_entry, source, entry, config))
+    alone = _weighed(source, entry, config, None, skimmer)
     if draft is None:
         return alone
-    both = own + weight_bytes(draft, backend, system.free_memory())
-    lighter = None if _insists(config) else alone
-    return Prepared(both, partial(load_entry, source, entry, config, draft), lighter)
+    both = _weighed(source, entry, config, draft, skimmer)
+    return both if _insists(config) else replace(both, lighter=alone)
+
+
+def _weighed(
+    source: ResolvedSource, entry: Entry, config: Config, draft: ResolvedSource | None, skimmer: ResolvedSource | None
+) -> Prepared:
+    backend = runtime.device_facts().backend
+    sources = {one.path: one for one in (source, draft, skimmer) if one is not None}
+    weight = sum(weight_bytes(one, backend, system.free_memory()) for one in sources.values())
+    return Prepared(weight, partial(load_entry, source, entry, config, draft, skimmer))
 
 
 def _insists(config: Config) -> bool:
@@ -103,13 +110,26 @@ def _insists(config: Config) -> bool:
 
 
 def load_entry(
-    source: ResolvedSource, entry: Entry, config: Config, draft: ResolvedSource | None = None
+    source: ResolvedSource,
+    entry: Entry,
+    config: Config,
+    draft: ResolvedSource | None = None,
+    skimmer: ResolvedSource | None = None,
 ) -> LoadedModel:
-    """Load a model as its entry wants it, and the one that drafts for it. Engine thread; raises as `load_model`."""
+    """Load a model as its entry wants it, with those that draft and skim. Engine thread; raises as `load_model`."""
     limits = Limits(int(config.image_max_mp * 1e6), config.allow_image_urls)
     loaded = load_model(source, config.context_length, chat_template=entry.chat_template, limits=limits)
     loaded = replace(loaded, name=entry.name, defaults=loaded.defaults | dict(entry.sampling))
-    if draft is None:
-        return loaded
-    load = partial(load_model, draft, None)
-    return replace(loaded, draft=pairing.checked(loaded, load, draft.name, _insists(config)))
+    if draft is not None:
+        load = partial(load_model, draft, None)
+        loaded = replace(loaded, draft=pairing.checked(loaded, load, draft.name, _insists(config)))
+    return loaded if skimmer is None else replace(loaded, skimmer=_skimmer(loaded, skimmer))
+
+
+def _skimmer(loaded: LoadedModel, source: ResolvedSource) -> LoadedModel:
+    """The small model that skims: one that is loaded already, where that is the same."""
+    known = next((one for one in (loaded, loaded.draft) if one is not None and one.source == str(source.path)), None)
+    found = load_model(source, None) if known is None else known
+    if (reason := pairing.cannot_skim(loaded, found)) is not None:
+        raise LoadError(f"{source.name} cannot skim for {loaded.name}: {reason}.")
+    return found

@@ -17,6 +17,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from treadle.errors import LoadError
+from treadle.models import vlm_nested
 from treadle.models.capabilities import mlx_cache
 from treadle.runtime import guarded_import
 from treadle.types import Picture
@@ -148,6 +149,8 @@ def _translated(cache: Any) -> Any:
 def load_seeing(path: Path, config: Mapping[str, Any]) -> Seeing:
     """The model of a folder, not evaluated yet. Raises LoadError: one sentence on what is missing or damaged."""
     utils = mlx_vlm_module("utils")
+    if config["model_type"] in vlm_nested.FAMILIES:
+        vlm_nested.teach(mlx_vlm_module(f"models.{config['model_type']}"))
     try:
         with guarded_import(f"the model in {path}"):
             whole = utils.load_model(path, lazy=True, strict=True)

@@ -5,6 +5,7 @@ Engine thread only.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ import mlx.core as mx
 import numpy as np
 
 from treadle.models.capabilities import new_layers
+from treadle.models.rounding import distance, tolerance
 from treadle.models.vlm import Seeing, own_cache
 from treadle.types import Caps, Ids, Request, Span, Vision
 from treadle.vision.positions import Positions
@@ -19,7 +21,6 @@ from treadle.vision.sight import Sight
 from treadle.vision.spans import chunk_of
 
 CHUNK = 7  # tokens: pictures are cut wherever they may be
-TOLERANCE = {True: 0.01, False: 0.08}  # share of the logits' spread, for float32 and others
 
 
 class Looking:
@@ -34,16 +35,35 @@ class Looking:
         self.positions, self.shift = sight.positions(prompt, spans)
 
 
-def judged(model: Seeing, caps: Caps, family: str, prompt: Ids, spans: Sequence[Span], tail: Sequence[int]) -> Vision:
+class Peaks:
+    """What encoding pictures took at most: (embeddings, bytes) of each; see `vision.encoder.Books`."""
+
+    def __init__(self) -> None:
+        self.pictures: Any = None
+        self.found: list[tuple[int, int]] = []
+
+    def looked(self, num_rows: int, peak: int) -> None:
+        self.found.append((num_rows, peak))
+
+    def footprint(self) -> tuple[int, int]:
+        """Bytes per embedding, and per embedding times embeddings, through the first and the last of them."""
+        (few, small), (many, large) = self.found[0], self.found[-1]
+        pairs = max(0.0, (large / many - small / few) / (many - few)) if many > few else 0.0
+        return max(0, math.ceil(large / many - pairs * many)), math.ceil(pairs)
+
+
+def judged(
+    model: Seeing, caps: Caps, family: str, prompt: Ids, spans: Sequence[Span], tail: Sequence[int], peaks: Peaks
+) -> Vision:
     """Compare the logits behind `prompt`, which shows one picture, and behind each token of `tail`."""
     try:
         own = own_logits(model, prompt, model.inputs(spans[0].picture), tail)
-        ours = our_logits(model, caps, prompt, spans, tail)
+        ours = our_logits(model, caps, prompt, spans, tail, peaks)
     except Exception as error:  # a third party's model code: whatever it raises is the finding
         return Vision(family, False, f"This model cannot see images here: {type(error).__name__}: {error}.")
     found, wanted = (np.array(logits.astype(mx.float32)) for logits in (ours, own))
-    worst = float(np.abs(found - wanted).max() / (wanted.std() + 1e-9))
-    if not np.isfinite(found).all() or worst > TOLERANCE[own.dtype == mx.float32]:
+    worst = distance(wanted, found)
+    if not np.isfinite(found).all() or worst > tolerance(own.dtype):
         sentence = f"its logits differ from mlx-vlm's by {worst:.2g} of their spread"
         return Vision(family, False, f"This model cannot see images here: {sentence}.")
     return Vision(family, True, "Logits with an image equal those of mlx-vlm.")
@@ -65,10 +85,10 @@ def own_logits(model: Seeing, prompt: Ids, inputs: Mapping[str, Any], tail: Sequ
     return made
 
 
-def our_logits(model: Seeing, caps: Caps, prompt: Ids, spans: Sequence[Span], tail: Sequence[int]) -> Any:
+def our_logits(model: Seeing, caps: Caps, prompt: Ids, spans: Sequence[Span], tail: Sequence[int], peaks: Peaks) -> Any:
     """The same through our layers, in chunks, with explicit positions."""
     layers = new_layers(model, caps)
-    sight = Sight(model, 2**40)
+    sight = Sight(model, 2**40, peaks)
     look = Looking(sight, prompt, spans)
     shift: dict[str, Any] = {"shift": mx.array([look.shift], mx.int32)} if look.shift else {}
     logits: Any = None

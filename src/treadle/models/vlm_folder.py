@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import struct
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,10 +10,11 @@ import numpy as np
 from PIL import Image
 
 from treadle.errors import BadRequest
-from treadle.models.folder_model import read_json
+from treadle.models.folder_model import read_json, tensor_names
 from treadle.models.vlm import Seeing, image_id
-from treadle.models.vlm_check import judged
+from treadle.models.vlm_check import Peaks, judged
 from treadle.types import Caps, Ids, Vision
+from treadle.vision.encoder import Encoder
 from treadle.vision.families import FAMILIES
 from treadle.vision.limits import Limits
 from treadle.vision.reader import Reader
@@ -23,6 +22,7 @@ from treadle.vision.spans import find_spans
 
 TOWERS = ("vision", "visual", "patch_embed")  # in names of weights
 SIZE = (64, 48)  # of the picture that a model is tried with
+LARGER = (256, 192)  # of the one that shows how memory grows
 TEXT = "Here is {}; it shows"
 TAIL = " a lake and some more"
 
@@ -45,17 +45,7 @@ def add_template(path: Path, tokenizer: Any) -> None:
 
 def has_tower(path: Path) -> bool:
     """Whether a folder has weights of an image encoder, by the headers of its files."""
-    return any(tower in name for file in path.glob("*.safetensors") for name in _names(file) for tower in TOWERS)
-
-
-def _names(path: Path) -> list[str]:
-    """The tensors of a safetensors file; none if it is damaged, which loading it will tell."""
-    with path.open("rb") as file:
-        head = file.read(8)
-        try:
-            return list(json.loads(file.read(struct.unpack("<Q", head)[0])))
-        except (ValueError, struct.error, OverflowError, MemoryError):
-            return []
+    return any(tower in name for file in path.glob("*.safetensors") for name in tensor_names(file) for tower in TOWERS)
 
 
 def config_of(model: Seeing, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -79,21 +69,31 @@ def reader_of(path: Path, config: Mapping[str, Any], tokenizer: Any, limits: Lim
     return Reader(FAMILIES[config["model_type"]], settings, config, token, image_id(config), limits)
 
 
-def checked(model: Seeing, caps: Caps, family: str, reader: Reader, tokenizer: Any) -> Vision:
-    """Show the model a picture (see `vlm_check`). Some seconds for a large one."""
+def checked(model: Seeing, caps: Caps, family: str, reader: Reader, tokenizer: Any) -> tuple[Vision, tuple[int, int]]:
+    """Show the model a picture (see `vlm_check`). Some seconds for a large one.
+
+    With it come `look_bytes` and `look_score_bytes` of the model's footprint.
+    """
     before, after = reader.family.around
     try:
-        shown = reader.show(_picture())
+        shown = reader.show(_picture(SIZE))
         text = TEXT.format(before + shown.text + after)
         ids, tail = (_ids(tokenizer, part) for part in (text, TAIL))
         spans = find_spans(ids, model.image_id, [shown.picture], reader.family.whole)
     except (BadRequest, ValueError, KeyError, TypeError) as error:
-        return Vision(family, False, f"This model cannot see images here: {error}.")
-    return judged(model, caps, family, ids, spans, tail[:3].tolist())
+        return Vision(family, False, f"This model cannot see images here: {error}."), (0, 0)
+    peaks = Peaks()
+    found = judged(model, caps, family, ids, spans, tail[:3].tolist(), peaks)
+    if not found.works:
+        return found, (0, 0)
+    larger = reader.show(_picture(LARGER)).picture
+    if larger.num_rows > shown.picture.num_rows:
+        Encoder(model.encode, 0, peaks).rows(larger)
+    return found, peaks.footprint()
 
 
-def _picture() -> Any:
-    return Image.linear_gradient("L").resize(SIZE).convert("RGB")
+def _picture(size: tuple[int, int]) -> Any:
+    return Image.linear_gradient("L").resize(size).convert("RGB")
 
 
 def _ids(tokenizer: Any, text: str) -> Ids:

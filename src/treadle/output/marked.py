@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from functools import partial
+
 from treadle.output.form import Form
 from treadle.output.reader import Reader
 from treadle.output.stream import Kind
 from treadle.output.tape import Ends, Parse
 from treadle.output.tools.base import Format
+
+TOKEN = re.compile(r"<\|\w+\|>")  # of the tokens that marks are made of, one that stands for itself
 
 
 def read_marked(reader: Reader, form: Form) -> Parse[None]:
@@ -17,7 +22,7 @@ def read_marked(reader: Reader, form: Form) -> Parse[None]:
     while True:
         if form.format is not None and form.format.bare and reader.fresh and reader.kind is Kind.TEXT:
             yield from _bare_calls(reader, form.format)
-        mark = yield from tape.copy(ends, reader.prose)
+        mark = yield from tape.copy(ends, reader.prose, partial(_torn, reader))
         if mark is None:
             return
         if mark in markers:
@@ -27,6 +32,14 @@ def read_marked(reader: Reader, form: Form) -> Parse[None]:
         elif form.format is not None:
             yield from read_call(reader, form.format, mark)
         tape.forget()
+
+
+def _torn(reader: Reader, rest: str) -> None:
+    """The beginning of a mark, where the reply was cut off: nobody's text if a special token has come of it."""
+    if reader.tape.truncated and TOKEN.match(rest) and not reader.code.inside:
+        reader.cut(reader.kind, reader.tape.offset - len(rest))
+    else:
+        reader.prose(rest)
 
 
 def _marker(reader: Reader, mark: str, *, opens: bool) -> Parse[None]:

@@ -123,12 +123,15 @@ class Tape:
         if not (yield from self.take(literal)):
             raise Broken
 
-    def copy(self, ends: Ends, sink: Sink) -> Parse[str | None]:
-        """Hand text to `sink`, as it comes, up to one of `ends`, which is returned unread; None at the end."""
+    def copy(self, ends: Ends, sink: Sink, torn: Sink | None = None) -> Parse[str | None]:
+        """Hand text to `sink`, as it comes, up to one of `ends`, which is returned unread; None at the end.
+
+        What the end of the reply leaves of one of `ends` is text too, unless there is `torn` to take it.
+        """
         while True:
             match = ends.regex.search(self._text, self._at)
             stop = match.start() if match else len(self._text)
-            if match is None and not self.ended:
+            if match is None and not (self.ended and torn is None):
                 stop -= ends.held(self._text, self._at)
             piece, self._at = self._text[self._at : stop], stop
             if piece:
@@ -136,6 +139,9 @@ class Tape:
             if match is not None:
                 return match.group()
             if self.ended:
+                rest, self._at = self._rest, len(self._text)
+                if torn is not None and rest:
+                    torn(rest)
                 return None
             yield
 

@@ -105,6 +105,9 @@ class DraftModel(Generic[K]):
         if surplus > 0:
             self.layers.rewind(row, surplus)
 
+    def known_id(self, id: int) -> int:
+        return id if id < self.caps.vocab_size else 0
+
     def _known(self, ids: Ids) -> Any:
         """Ids as this model knows them: those beyond its embedding (padding of the larger model) become the first."""
         return np.where(ids < self.caps.vocab_size, ids, 0).astype(np.int32)

@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 
 from treadle.types import Ids, Picture, Request, Span
-from treadle.vision.encoder import Encoder, Rows
+from treadle.vision.encoder import Books, Encoder, Rows
 from treadle.vision.positions import Positions, mrope, places
 
 
@@ -53,11 +53,11 @@ class Viewer(Protocol):
 
 
 class Sight:
-    """One model's. `budget`: bytes of encoded pictures that are remembered."""
+    """One model's. `budget`: bytes of encoded pictures that are remembered; `books`: who counts them."""
 
-    def __init__(self, model: SeeingModel, budget: int) -> None:
+    def __init__(self, model: SeeingModel, budget: int, books: Books | None = None) -> None:
         self.image_id = model.image_id
-        self.encoder = Encoder(model.encode, budget)
+        self.encoder = Encoder(model.encode, budget, books)
         self._mrope = model.mrope
 
     def positions(self, prompt: Ids, spans: Sequence[Span]) -> tuple[Positions | None, int]:

@@ -58,6 +58,11 @@ def outside(spans: Sequence[Span], position: int) -> int:
     return next((span.start for span in spans if span.whole and span.start < position < span.end), position)
 
 
+def largest(spans: Sequence[Span], start: int = 0) -> int:
+    """Embeddings of the largest picture that ends behind `start`; 0: there is none."""
+    return max((span.picture.num_rows for span in spans if span.end > start), default=0)
+
+
 def has_picture(keys: Ids) -> bool:
     """Whether a stored prefix holds a picture."""
     return bool((keys >= OUTSIDE).any())

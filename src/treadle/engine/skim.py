@@ -1,0 +1,187 @@
+"""Where the loop meets sparse prefill: a small model reads a long prompt first and says what may be left out of it.
+
+Before anything of a prompt is computed, `reads` decides whether that is worth trying; `read` lets the small model read
+one chunk, which is this turn's prefill, and after the last one chooses. From then on the sequence is one whose prompt
+has gaps (`Sequence.leave_out`), and nothing else in the loop knows. Whatever fails here, the prompt is computed whole.
+Engine thread only.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treadle.cache.layers import Layers
+from treadle.engine.ending import sentence
+from treadle.engine.reuse import Reuse
+from treadle.engine.sequence import Sequence
+from treadle.sparse.score import STEPS, importance
+from treadle.sparse.select import LEAST_LIFT, Places, Selection, moved, needed, select, smooth
+from treadle.speculate.draft_model import DraftModel
+from treadle.types import EXACT, KvFormat, Skimming, SparsePrefill
+
+log = logging.getLogger("treadle.engine")
+
+MOST_KEPT = 0.9  # of the tokens; with more, nothing is gained
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """When a part of a prompt may be left out. `fault`: why never; `doubt`: why only where a request insists."""
+
+    threshold: int = 8192  # tokens that are not cached
+    keep: float = 0.3  # share of them that is computed
+    automatic: bool = True
+    special: frozenset[int] = frozenset()  # ids that are always kept
+    name: str = ""  # of the small model
+    fault: str | None = None
+    doubt: str | None = None
+
+
+@dataclass(slots=True)
+class Skimmed:
+    """A prompt that the small model is reading."""
+
+    shadow: Sequence  # the same prompt, with the small model's layers
+    cached: int  # tokens at its start that the large model has computed already
+    seconds: float = 0.0
+
+
+class Skim:
+    """One model's. `small` computes, `new_layers` and `reuse` are of the small model."""
+
+    def __init__(
+        self,
+        small: DraftModel[Sequence],
+        new_layers: Callable[[KvFormat | None], Layers],
+        reuse: Reuse,
+        terms: Terms,
+        clock: Callable[[], float] = time.perf_counter,
+        score: Callable[[Any, Layers, int], NDArray[np.float32]] = importance,
+    ) -> None:
+        self.terms = terms
+        self._small = small
+        self._new_layers = new_layers
+        self._reuse = reuse
+        self._clock = clock
+        self._score = score
+        self._read: dict[Sequence, Skimmed] = {}
+
+    @property
+    def facts(self) -> Skimming:
+        terms = self.terms
+        automatic = terms.automatic and not (terms.fault or terms.doubt)
+        return Skimming(terms.name, terms.threshold, terms.keep, automatic, terms.fault or terms.doubt or "")
+
+    def reads(self, sequence: Sequence, cached: Callable[[], int]) -> bool:
+        """Whether the small model has to read (more of) the prompt; `cached`: tokens that need not be computed."""
+        if sequence in self._read:
+            return True
+        if sequence.sparse is not None or sequence.layers is not None:
+            return False
+        known = cached()
+        if (reason := self._declines(sequence, sequence.num_prompt - known)) is not None:
+            self._decline(sequence, known, reason, 0.0)
+            return False
+        shadow = Sequence(replace(sequence.request, spans=()), 0, sequence.arrived, kv=EXACT)
+        self._read[sequence] = Skimmed(shadow, known)
+        return True
+
+    def _declines(self, sequence: Sequence, uncached: int) -> str | None:
+        """Why a prompt is computed whole, before it was read; None: it may have gaps."""
+        terms, asked, most = self.terms, sequence.request.sparse, self._small.caps.context_length
+        if asked is False:
+            return "The request forbids it."
+        if sequence.request.computes_all or sequence.num_generated:
+            return "Every token of the prompt is needed."
+        if terms.fault is not None:
+            return terms.fault
+        if sequence.positions is not None:
+            return "The prompt's pictures have positions of their own."
+        if sequence.num_prompt + STEPS > most:
+            return f"The small model reads at most {most} tokens."
+        if asked:
+            return None
+        if not terms.automatic:
+            return "It is done only where a request asks for it."
+        if uncached <= terms.threshold:
+            return f"{uncached} tokens are not cached, which is no more than {terms.threshold}."
+        return terms.doubt
+
+    def _decline(self, sequence: Sequence, cached: int, reason: str, seconds: float) -> None:
+        n = sequence.num_prompt - cached
+        sequence.sparse = SparsePrefill(False, reason, n, n, seconds)
+        sequence.chosen = self._clock()
+
+    def read(self, sequence: Sequence, num_tokens: int) -> None:
+        """Let the small model read up to so many tokens; after the last one, choose."""
+        skimmed, began = self._read[sequence], self._clock()
+        try:
+            done = self._advance(skimmed.shadow, num_tokens)
+            selection = self._choice(sequence, skimmed) if done else None
+        except Exception as error:
+            log.exception("The small model failed at %s.", sequence.id)
+            self._reuse.forget(skimmed.shadow)
+            del self._read[sequence]
+            self._decline(sequence, skimmed.cached, f"The small model failed: {sentence(error)}", skimmed.seconds)
+            return
+        skimmed.seconds += self._clock() - began
+        if selection is not None:
+            self.leave(sequence)
+            self._settle(sequence, skimmed, selection)
+
+    def _advance(self, shadow: Sequence, num_tokens: int) -> bool:
+        """Compute a chunk of all but the last token; whether that was the end."""
+        if shadow.layers is None:
+            self._reuse.acquire(shadow, lambda: self._new_layers(EXACT))
+        assert shadow.layers is not None
+        n = min(num_tokens, shadow.pending - 1)
+        if n > 0:
+            self._small.prefill(shadow.layers, shadow.tokens[shadow.computed : shadow.computed + n])
+            shadow.computed += n
+            self._reuse.publish(shadow)
+        return shadow.pending == 1
+
+    def _choice(self, sequence: Sequence, skimmed: Skimmed) -> Selection:
+        shadow, request, share = skimmed.shadow, sequence.request, self._share(sequence)
+        assert shadow.layers is not None
+        scores = self._score(self._small.model, shadow.layers, self._small.known_id(int(shadow.tokens[-1])))
+        kept = needed(request.prompt, request.boundaries, request.spans, self.terms.special, share)
+        return select(smooth(scores), kept, skimmed.cached, share)
+
+    def _share(self, sequence: Sequence) -> float:
+        return self.terms.keep if sequence.request.keep is None else sequence.request.keep
+
+    def _settle(self, sequence: Sequence, skimmed: Skimmed, selection: Selection) -> None:
+        request, cached, seconds = sequence.request, skimmed.cached, skimmed.seconds
+        n, kept = sequence.num_prompt - cached, len(selection.places)
+        if not request.sparse and kept > MOST_KEPT * n:
+            self._decline(sequence, cached, f"{kept} of {n} tokens would be kept in any case.", seconds)
+            return
+        if not request.sparse and selection.lift < LEAST_LIFT:
+            reason = f"Nothing in the prompt stands out (the best parts score {selection.lift:.2f} times the mean)."
+            self._decline(sequence, cached, reason, seconds)
+            return
+        if kept < n:
+            self._leave_out(sequence, np.concatenate([np.arange(cached), selection.places]), cached)
+        sequence.sparse = SparsePrefill(True, "A small model chose what is computed.", n, kept, seconds)
+        sequence.chosen = self._clock()
+
+    def _leave_out(self, sequence: Sequence, places: Places, cached: int) -> None:
+        request = sequence.request
+        spans, boundaries = moved(places, request.spans, request.boundaries)
+        left = replace(request, prompt=request.prompt[places], spans=tuple(spans), boundaries=tuple(boundaries))
+        sequence.leave_out(left, places)
+
+    def leave(self, sequence: Sequence) -> None:
+        """The prompt was read, or its sequence is over. What was computed stays for others."""
+        skimmed = self._read.pop(sequence, None)
+        if skimmed is not None:
+            self._reuse.release(skimmed.shadow, None)
+            skimmed.shadow.layers = None

@@ -1,0 +1,270 @@
+"""A prompt of which parts are left out: what is computed stands at its place, and nothing else learns of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.engine.test_loop import Clock, Run, request_of, samplings
+from tests.fakes import STOP, VOCAB, HashModel, slow_twin
+from treadle.cache.budget import Budget
+from treadle.cache.store import Settings, Store
+from treadle.config import Config
+from treadle.engine.loop import Loop
+from treadle.engine.reuse import Reuse
+from treadle.engine.sampling import Sampler
+from treadle.engine.skim import Skim, Terms
+from treadle.engine.speculation import Speculation
+from treadle.models.capabilities import new_layers
+from treadle.sparse import select
+from treadle.speculate.draft_model import DraftModel
+from treadle.types import Finish, Request, SparsePrefill
+
+CONTEXT = 2048
+Score = Callable[[Any, Any, int], Any]
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"CHUNK": 4, "FIRST": 3, "LAST": 5, "ANCHOR_EVERY": 10**6, "SMOOTHING": 1}.items():
+        monkeypatch.setattr(select, name, value)
+
+
+def by_token(_model: Any, layers: Any, _token: int) -> Any:
+    """A score that the test can foresee: it rises and falls along the prompt."""
+    places = np.arange(layers.lengths[0] + 1)
+    return (1 + np.cos(places / 7)).astype(np.float32) ** 4
+
+
+def skimming_run(
+    model: HashModel, terms: Terms = Terms(), score: Score = by_token, speculation: bool = False, **settings: object
+) -> tuple[Run, Store]:
+    clock = Clock()
+    store = Store(Settings(Budget(10**9), 10**12), now=clock, active_memory=lambda: 0)
+    config = Config(**{"prefill_chunk": 64, **settings})  # type: ignore[arg-type]
+    small = HashModel(("rows",), context=CONTEXT)
+    skim = Skim(
+        DraftModel(small, small.caps, Sampler(VOCAB)),
+        partial(new_layers, small, small.caps),
+        Reuse(store, small.caps, config.checkpoint_every, "small"),
+        terms,
+        clock,
+        score,
+    )
+    reuse = Reuse(store, model.caps, config.checkpoint_every, "large")
+    guessing = Speculation(model.caps, clock) if speculation else None
+    layers = partial(new_layers, model, model.caps)
+    loop = Loop(model, model.caps, config, layers, None, reuse, clock, speculation=guessing, skim=skim)
+    return Run(loop), store
+
+
+def model_of() -> HashModel:
+    return HashModel(context=CONTEXT)
+
+
+def prompt_of(n: int, seed: int = 0) -> list[int]:
+    return np.random.default_rng(seed).integers(1, VOCAB, n).tolist()
+
+
+def asked(id: str, prompt: list[int], sparse: bool | None = True, **rest: Any) -> Request:
+    return replace(request_of(id, prompt), sparse=sparse, **rest)
+
+
+def twin(model: HashModel, request: Request, places: list[int]) -> list[int]:
+    """The plain loop over the tokens at `places`, one at a time, each told where it stands."""
+    layers = new_layers(model, model.caps)
+    sampler = Sampler(VOCAB)
+    sampler.join(request.sampling, request.prompt, np.empty(0, np.int64))
+    pairs = [(place, int(request.prompt[place])) for place in places]
+    made: list[int] = []
+    while len(made) < (request.max_tokens or 0):
+        for place, token in pairs:
+            layers.begin([1], [place - layers.lengths[0]])
+            logits = model(mx.array([[token]]), cache=layers.caches)[:, -1]
+            layers.end()
+        token = int(sampler.draw(logits, [len(request.prompt) + len(made)]).tokens.item())
+        if token in request.stop_ids:
+            break
+        made.append(token)
+        pairs = [(len(request.prompt) + len(made) - 1, token)]
+    return made
+
+
+def places_of(request: Request, keep: float, cached: int = 0) -> list[int]:
+    """The tokens that the loop should compute, and those before them that it need not."""
+    scores = by_token(None, new_layers(HashModel(), HashModel().caps), 0)
+    scores = (1 + np.cos(np.arange(len(request.prompt)) / 7)).astype(np.float32) ** 4
+    kept = select.needed(request.prompt, request.boundaries, (), (), keep)
+    return [*range(cached), *select.select(scores, kept, cached, keep).places.tolist()]
+
+
+def outcome(run: Run, id: str) -> SparsePrefill:
+    found = run.outputs[id][-1].usage.sparse
+    assert found is not None
+    return found
+
+
+def finished(run: Run, request: Request) -> list[int]:
+    run.loop.submit(request)
+    run.until_idle()
+    return run.text(request.id)
+
+
+@settings(max_examples=25)
+@given(
+    st.lists(st.tuples(st.integers(40, 300), st.sampled_from([0.2, 0.5, 0.8]), samplings), min_size=1, max_size=4),
+    st.booleans(),
+)
+def test_kept_tokens_stand_at_their_places_alone_in_batches_and_with_drafts(
+    asked_for: list[tuple[int, float, Any]], speculation: bool
+) -> None:
+    model = model_of()
+    run, _ = skimming_run(model, speculation=speculation)
+    requests = [
+        replace(asked(f"r{i}", prompt_of(n, seed=i % 2), keep=keep), sampling=sampling)
+        for i, (n, keep, sampling) in enumerate(asked_for)
+    ]
+    dense = request_of("dense", prompt_of(50, seed=9))
+    for request in (*requests, dense):
+        run.loop.submit(request)
+    run.until_idle()
+    for request in requests:
+        assert request.keep is not None
+        places = places_of(request, request.keep)
+        assert run.text(request.id) == twin(model, request, places)
+        usage = run.outputs[request.id][-1].usage
+        assert usage.prompt_tokens == len(request.prompt)
+        assert (usage.sparse.engaged, usage.sparse.kept) == (True, len(places))
+    assert run.text("dense") == slow_twin(model, dense, CONTEXT)
+
+
+def test_all_of_a_prompt_is_the_prompt() -> None:
+    model = model_of()
+    run, _ = skimming_run(model)
+    request = asked("a", prompt_of(200), keep=1.0)
+    assert finished(run, request) == slow_twin(model, request, CONTEXT)
+    assert outcome(run, "a").kept == 200
+
+
+def test_what_is_cached_exactly_is_used_first() -> None:
+    model = model_of()
+    run, _ = skimming_run(model)
+    head = prompt_of(80)
+    finished(run, asked("dense", head, sparse=False))
+    request = asked("sparse", head[:70] + prompt_of(150, seed=3), keep=0.3)
+    text = finished(run, request)
+    assert text == twin(model, request, places_of(request, 0.3, cached=70))
+    found = outcome(run, "sparse")
+    assert (found.tokens, run.outputs["sparse"][-1].usage.cached_tokens) == (150, 70)
+
+
+def test_rows_behind_gaps_serve_the_same_selection_and_nobody_else() -> None:
+    model = model_of()
+    run, _ = skimming_run(model)
+    prompt = prompt_of(200)
+    first = asked("first", prompt, keep=0.4)
+    again = replace(first, id="again")
+    dense = asked("dense", prompt, sparse=False)
+    other = asked("other", prompt, keep=0.7)
+    text = finished(run, first)
+    assert finished(run, again) == text
+    kept = outcome(run, "again").kept
+    assert run.outputs["again"][-1].usage.cached_tokens == kept - 1
+    assert finished(run, dense) == slow_twin(model, dense, CONTEXT)
+    assert run.outputs["dense"][-1].usage.cached_tokens <= 3  # those before the first gap are the same rows
+    assert finished(run, other) == twin(model, other, places_of(other, 0.7, cached=199))
+
+
+def test_the_small_model_reads_its_own_cached_prefix_once() -> None:
+    model = model_of()
+    run, store = skimming_run(model)
+    prompt = prompt_of(200)
+    finished(run, asked("first", prompt, keep=0.4))
+    reused = store.reuse.reused
+    finished(run, asked("second", [*prompt[:150], *prompt_of(60, seed=5)], keep=0.4))
+    assert store.reuse.reused - reused >= 150
+
+
+@pytest.mark.parametrize(
+    ("terms", "request_", "reason"),
+    [
+        (Terms(threshold=100), asked("a", prompt_of(120), sparse=False), "forbids"),
+        (Terms(threshold=100), asked("a", prompt_of(100), sparse=None), "100 tokens are not cached"),
+        (Terms(threshold=100, automatic=False), asked("a", prompt_of(120), sparse=None), "only where a request asks"),
+        (Terms(threshold=100, doubt="Too large."), asked("a", prompt_of(120), sparse=None), "Too large."),
+        (Terms(threshold=100, fault="It cannot."), asked("a", prompt_of(120), sparse=True), "It cannot."),
+        (Terms(threshold=100), asked("a", prompt_of(120), prompt_logprobs=True), "Every token"),
+        (Terms(threshold=100, keep=0.95), asked("a", prompt_of(120), sparse=None), "would be kept in any case"),
+    ],
+)
+def test_what_stands_against_it_is_told_and_the_prompt_is_read_whole(
+    terms: Terms, request_: Request, reason: str
+) -> None:
+    model = model_of()
+    run, _ = skimming_run(model, terms)
+    assert finished(run, request_) == slow_twin(model, request_, CONTEXT)
+    found = outcome(run, "a")
+    assert not found.engaged and reason in found.reason
+    assert found.kept == found.tokens == len(request_.prompt)
+
+
+def test_a_prompt_in_which_nothing_stands_out_is_read_whole_unless_asked() -> None:
+    model = model_of()
+    flat: Score = lambda _model, layers, _token: np.ones(layers.lengths[0] + 1, np.float32)  # noqa: E731
+    run, _ = skimming_run(model, Terms(threshold=100), flat)
+    finished(run, asked("a", prompt_of(200), sparse=None))
+    assert "Nothing in the prompt stands out" in outcome(run, "a").reason
+    finished(run, asked("b", prompt_of(200, seed=1), sparse=True))
+    assert outcome(run, "b").engaged
+
+
+def test_a_failing_small_model_costs_nobody_the_answer() -> None:
+    def broken(_model: Any, _layers: Any, _token: int) -> Any:
+        raise RuntimeError("lost")
+
+    model = model_of()
+    run, _ = skimming_run(model, score=broken)
+    request = asked("a", prompt_of(200))
+    assert finished(run, request) == slow_twin(model, request, CONTEXT)
+    assert "lost" in outcome(run, "a").reason
+
+
+@pytest.mark.parametrize("turns", range(1, 12, 2))
+def test_an_abort_at_any_moment_leaves_nothing_behind(turns: int) -> None:
+    model = model_of()
+    run, store = skimming_run(model, prefill_chunk=32)
+    run.loop.submit(asked("a", prompt_of(200), keep=0.5))
+    for _ in range(turns):
+        run.turn()
+    run.loop.abort("a")
+    run.until_idle()
+    assert run.finish("a") in (Finish.ABORT, Finish.LENGTH, Finish.STOP)
+    assert not any(node.pins for node in store.tree.nodes())
+    store.tree.check()
+    request = asked("b", prompt_of(200), keep=0.5)
+    assert finished(run, request) == twin(model, request, places_of(request, 0.5))
+
+
+def test_a_sequence_that_starts_again_keeps_its_selection() -> None:
+    model = model_of()
+    run, _ = skimming_run(model)
+    request = asked("a", prompt_of(200), keep=0.5)
+    run.loop.submit(request)
+    while not run.outputs.get("a") or not any(o.tokens for o in run.outputs["a"]):
+        run.turn()
+    (sequence,) = run.loop.sequences()
+    run.loop.land(run.loop.groups[0])
+    run.loop.reuse.forget(sequence)
+    run.loop.take_out(sequence)
+    run.loop.requeue(sequence)
+    run.until_idle()
+    assert run.text("a") == twin(model, request, places_of(request, 0.5))
+    assert STOP not in run.text("a")
