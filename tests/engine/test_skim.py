@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from tests.engine.test_loop import Clock, Run, request_of, samplings
 from tests.fakes import STOP, VOCAB, HashModel, slow_twin
+from tests.vision.seeing import IMAGE, SeeingHashModel, ask, picture, rows_of
 from treadle.cache.budget import Budget
 from treadle.cache.store import Settings, Store
 from treadle.config import Config
@@ -27,6 +28,7 @@ from treadle.models.capabilities import new_layers
 from treadle.sparse import select
 from treadle.speculate.draft_model import DraftModel
 from treadle.types import Finish, Request, SparsePrefill
+from treadle.vision.sight import Inlay, Sight
 
 CONTEXT = 2048
 Score = Callable[[Any, Any, int], Any]
@@ -100,9 +102,8 @@ def twin(model: HashModel, request: Request, places: list[int]) -> list[int]:
 
 def places_of(request: Request, keep: float, cached: int = 0) -> list[int]:
     """The tokens that the loop should compute, and those before them that it need not."""
-    scores = by_token(None, new_layers(HashModel(), HashModel().caps), 0)
     scores = (1 + np.cos(np.arange(len(request.prompt)) / 7)).astype(np.float32) ** 4
-    kept = select.needed(request.prompt, request.boundaries, (), (), keep)
+    kept = select.needed(request.prompt, request.boundaries, request.spans, (), keep)
     return [*range(cached), *select.select(scores, kept, cached, keep).places.tolist()]
 
 
@@ -268,3 +269,31 @@ def test_a_sequence_that_starts_again_keeps_its_selection() -> None:
     run.until_idle()
     assert run.text("a") == twin(model, request, places_of(request, 0.5))
     assert STOP not in run.text("a")
+
+
+def test_pictures_stay_whole_at_their_places() -> None:
+    model = SeeingHashModel()
+    model.caps = replace(model.caps, context_length=CONTEXT)
+    run, _ = skimming_run(model)
+    run.loop.sight = Sight(model, 10**6)
+    words = prompt_of(150)
+    words = [1 + word % 90 for word in words]
+    cat, dog = picture("cat", 2, 3), picture("dog", 1, 9)
+    request = ask("a", [*words[:60], cat, *words[60:100], dog, *words[100:]], sparse=True, keep=0.3)
+    text = finished(run, request)
+    kept = places_of(request, 0.3)
+    assert set(np.flatnonzero(request.prompt == IMAGE)) <= set(kept)
+    assert outcome(run, "a").kept == len(kept) < len(request.prompt)
+    layers, made = new_layers(model, model.caps), []
+    ids, places = request.prompt[kept], mx.array([kept], mx.int32)
+    rows = mx.array(np.concatenate([rows_of(span.picture) for span in request.spans]))
+    given: dict[str, Any] = {"pictures": Inlay(mx.array(np.flatnonzero(ids == IMAGE).astype(np.int32)), (rows,))}
+    for _ in range(len(text)):
+        layers.begin([len(ids)], places=places)
+        logits = model(mx.array(ids)[None], cache=layers.caches, **given)[:, -1]
+        layers.end()
+        made.append(int(mx.argmax(logits).item()))
+        ids, places = made[-1:], mx.array([[len(request.prompt) + len(made) - 1]], mx.int32)
+        given = {}
+    assert text == made
+    assert len(model.encoded) == 2
