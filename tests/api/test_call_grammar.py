@@ -21,6 +21,7 @@ from tests.output.spoken import (
     MISTRAL,
     SAID,
     TOOLS,
+    XTML,
     Heard,
     speaker,
 )
@@ -53,6 +54,7 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "deepseek v3.1": ("<｜tool▁call▁begin｜>", DEEPSEEK),
     "deepseek dsml": ("｜DSML｜function_calls>", DSML),
     "kimi k2": ("<|tool_call_begin|>", KIMI),
+    "kimi k3": ("x", XTML),
     "lfm2": ("<|tool_list_start|>", LFM),
     "gemma4": ("<|tool_call><tool_call|>", GEMMA),
     "granite": ("<|tool_call|><|/tool_call|>", GRANITE),
@@ -224,7 +226,7 @@ def test_a_single_call_is_not_followed_by_another(only: bool) -> None:
     assert takes("hermes", grammar, CALL) and not takes("hermes", grammar, f"{CALL}\n{CALL}")
 
 
-@pytest.mark.parametrize("family", ["hermes", "qwen coder", "glm", "gemma4", "lfm2", "kimi k2"])
+@pytest.mark.parametrize("family", ["hermes", "qwen coder", "glm", "gemma4", "lfm2", "kimi k2", "kimi k3"])
 def test_a_tool_that_is_not_held_takes_any_arguments(family: str) -> None:
     odd = [function("f", properties={"x": {"not": {}}})]
     said = {
@@ -236,6 +238,10 @@ def test_a_tool_that_is_not_held_takes_any_arguments(family: str) -> None:
         "kimi k2": (
             "<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>"
             '{"z": [1]}<|tool_call_end|><|tool_calls_section_end|>'
+        ),
+        "kimi k3": (
+            '<|open|>tools<|sep|><|open|>call tool="f" index="1"<|sep|><|open|>argument key="z" type="string"<|sep|>'
+            "1<|close|>argument<|sep|><|close|>call<|sep|><|close|>tools<|sep|>"
         ),
     }[family]
     assert takes(family, constraint(family, odd, only=False, held=()), said)

@@ -12,7 +12,7 @@ import pytest
 from tests.api.test_tools import THINKING, model_with
 from tests.fakes_engine import FakeEngine, FakeModel, Script, say, tokenizer
 from tests.live import Live, live
-from tests.output.spoken import HARMONY, speaker
+from tests.output.spoken import ATEM, HARMONY, speaker
 from treadle.grammar.compile import grammars_of
 from treadle.types import Finish, Language, Request
 
@@ -285,6 +285,32 @@ def test_a_model_of_channels_thinks_and_then_answers_or_calls() -> None:
             False,
             True,
         ]
+
+
+ATEM_TEMPLATE = (
+    "<atem:function_calls>{{ tools }}{% for m in messages %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|eom|>"
+    "{% endfor %}<|start|>assistant"
+)
+ATEM_THOUGHT = " to=self<|message|>Hm.<|eom|><|start|>assistant"
+ATEM_PARIS = (
+    ' to=weather<|message|><atem:function_calls>\n<atem:invoke name="weather">\n<atem:parameter name="city">Paris'
+    "</atem:parameter>\n</atem:invoke>\n</atem:function_calls>"
+)
+
+
+def test_a_call_of_muse_is_made_in_its_own_syntax() -> None:
+    made = speaker(ATEM_TEMPLATE, "<|eot|>", *(token for token in ATEM if token != "<|eot|>"))
+    end = frozenset({int(made.convert_tokens_to_ids("<|eot|>"))})
+    caps = replace(FakeModel().caps, vocab_size=len(made), context_length=8192)
+    final = " to=user<|message|>"
+    with live(FakeEngine(PLAN, tokenizer=made, chat_template=ATEM_TEMPLATE, caps=caps, stop_ids=end)) as server:
+        request = asked(server, **TOOLS, tool_choice="required")
+        others = (f"{final}Hi", JSON, ATEM_PARIS.replace("city", "town"), ATEM_PARIS.replace("weather", "wether"))
+        assert all(allowed(server, request, ATEM_PARIS, f"{ATEM_THOUGHT}{ATEM_PARIS}"))
+        assert not any(allowed(server, request, *others))
+        request = asked(server, **TOOLS, **FORMAT)
+        assert all(allowed(server, request, f"{final}{JSON}", f"{ATEM_THOUGHT}{ATEM_PARIS}"))
+        assert not any(allowed(server, request, f"{final}{PROSE}"))
 
 
 def test_the_fake_tokenizer_spells_the_opener_in_several_tokens() -> None:

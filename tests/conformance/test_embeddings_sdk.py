@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -45,9 +44,7 @@ def qwen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """Mean pooling, and a class without an output layer."""
-    made = embedder(
-        tmp_path_factory.mktemp("models") / "mean", "llama", MEAN, trunk=True, architectures=["LlamaModel"]
-    )
+    made = embedder(tmp_path_factory.mktemp("models") / "mean", "llama", MEAN, trunk=True, architectures=["LlamaModel"])
     yield from serving(made, prefill_chunk=16)
 
 

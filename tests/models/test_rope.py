@@ -10,7 +10,10 @@ import numpy as np
 import pytest
 
 from tests.tiny import built, tiny
+from tests.vision.families import CONFIGS
+from tests.vision.families import tiny as seeing
 from treadle.models.rope import gaps_fault, let_gaps_in
+from treadle.types import LayerKind
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -83,3 +86,12 @@ def test_positions_of_each_token_are_those_of_tokens_alone(rows: int) -> None:
             alone = nn.RoPE(16)(x[row : row + 1, :, i : i + 1], offset=int(places[row, i].item()))
             assert mx.allclose(found[row, :, i], alone[0, :, 0], atol=1e-5).item()
     assert mx.allclose(rope(x, offset=7), nn.RoPE(16)(x, offset=7)).item()
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_models_that_see_take_gaps_in_text_where_all_their_layers_see_it_all(family: str) -> None:
+    one = seeing(family)
+    let_gaps_in(one.model)
+    fault = gaps_fault(one.model, one.caps)
+    whole = all(kind is LayerKind.ROWS for kind in one.caps.layers)
+    assert (fault is None) is whole, fault

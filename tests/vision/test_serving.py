@@ -135,6 +135,29 @@ def test_a_tool_result_shows_its_picture_in_both_protocols(server: Live) -> None
     assert anthropic(6) == chat(6)
 
 
+def test_the_output_of_a_function_shows_its_picture_and_the_next_turn_remembers_it(server: Live) -> None:
+    seen = [{"type": "input_text", "text": "Seen:"}, {"type": "input_image", "image_url": uri(10)}]
+    items = [
+        {"role": "user", "content": "Look."},
+        {"type": "function_call", "call_id": "c1", "name": "look", "arguments": "{}"},
+    ]
+    tools = [{"type": "function", "name": "look", "parameters": {"type": "object"}}]
+
+    def ask(output: Any) -> dict[str, Any]:
+        body = {"input": [*items, {"type": "function_call_output", "call_id": "c1", "output": output}], "tools": tools}
+        made: dict[str, Any] = server.post(RESPONSES, body | {"temperature": 0, "max_output_tokens": 8}).json()
+        return made
+
+    blind, first, again = ask(seen[:1]), ask(seen), ask(seen)
+    length = first["usage"]["input_tokens"]
+    assert length > blind["usage"]["input_tokens"] + 4
+    assert again["usage"]["input_tokens_details"]["cached_tokens"] == length - 1
+    assert again["output"][-1]["content"] == first["output"][-1]["content"]
+    more = {"previous_response_id": first["id"], "input": "And?", "temperature": 0, "max_output_tokens": 8}
+    later = server.post(RESPONSES, more | {"tools": tools}).json()
+    assert later["usage"]["input_tokens_details"]["cached_tokens"] >= length - 1
+
+
 def test_a_later_turn_of_text_computes_only_itself(server: Live) -> None:
     question = [text("Who?"), image(8)]
     answer, usage = reply(server, asked(*question))

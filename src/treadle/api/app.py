@@ -8,8 +8,9 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 
 from treadle import __version__
-from treadle.api import admin, anthropic, embeddings, errors, metrics, monitor, openai, responses, tokenise
+from treadle.api import admin, anthropic, errors, metrics, monitor, openai, responses, tokenise
 from treadle.api.context import Context
+from treadle.api.embeddings import router as embeddings
 from treadle.api.job import Jobs
 from treadle.api.ports import EnginePort
 from treadle.api.responses_store import ResponseStore
@@ -38,7 +39,7 @@ def create_app(engine: EnginePort, config: Config) -> FastAPI:
     app.include_router(anthropic.router)
     app.include_router(responses.router)
     app.include_router(tokenise.router)
-    app.include_router(embeddings.router)
+    app.include_router(embeddings)
     app.include_router(admin.router)
     app.include_router(monitor.router)
     metrics.install(app, engine)

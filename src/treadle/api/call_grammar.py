@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -170,9 +171,7 @@ class CallGrammar:
 
     def _tags(self, format: TagFormat) -> Block:
         tags = format.tags
-        if tags.whole is not None:
-            raise Unwritable(NO_GRAMMAR)
-        call = self._each(partial(self._tagged, tags))
+        call = self._each(partial(self._tagged, tags) if tags.whole is None else partial(self._xtml, tags, tags.whole))
         if not format.start:
             return Block(tags.name_open, call)
         opened = self.lark.rule(sequence(self.lark.literal(tags.name_open), call))
@@ -185,11 +184,22 @@ class CallGrammar:
     def _tagged(self, tags: Tags, name: str, schema: Schema) -> str:
         """A call from behind `name_open` on."""
         plain = plain_name(name)
-        head = f'"{plain}"' if tags.name_open.endswith("name=") else plain
+        head = f'"{plain}"' if tags.quoted else plain
         head += tags.key_end if tags.key_end in tags.name_ends else ""
         return sequence(
             self.lark.literal(head), LINE, tag_arguments(self.lark, tags, schema), self.lark.literal(tags.close)
         )
+
+    def _xtml(self, tags: Tags, whole: tuple[str, str], name: str, schema: Schema) -> str:
+        """The same for Kimi K3: an argument in each tag where its syntax can say that, or all as one object."""
+        literal = self.lark.literal
+        index = sequence(literal(' index="'), "/[0-9]{1,3}/", literal('"'))
+        head = sequence(literal(f'"{plain_name(name)}"'), f"({index})?", literal(tags.key_end))
+        one = sequence(literal(f'{whole[0]} type="object"{tags.key_end}'), self.lark.json(schema), literal(whole[1]))
+        ways = [one]
+        with suppress(Unwritable):
+            ways.insert(0, tag_arguments(self.lark, tags, schema))
+        return sequence(head, self.lark.rule(*ways), literal(tags.close))
 
     def _headed(self, format: HeadedFormat) -> Block:
         if format == MISTRAL and "[ARGS]" not in self._template:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from llguidance import regex_to_lark
@@ -134,18 +134,37 @@ def tag_arguments(lark: Lark, tags: Tags, schema: Schema) -> str:
     end = around + tags.value_end
 
     def member(key: str, value: Schema) -> str:
-        name = f'"{plain_name(key)}"' if tags.key_open.endswith("name=") else plain_name(key)
+        name = f'"{plain_name(key)}"' if tags.quoted else plain_name(key)
         return written(lark.literal(name), value)
 
     def written(name: str, value: Schema) -> str:
-        is_string = all(is_text(option) for option in options(value, schema))
-        says = f' string="{str(is_string).lower()}"' if "DSML" in tags.key_open else ""
-        opened = sequence(lark.literal(tags.key_open), name, lark.literal(says + tags.key_end))
+        says = said_type(lark, tags, options(value, schema))
+        opened = sequence(lark.literal(tags.key_open), name, says, lark.literal(tags.key_end))
         between = sequence(LINE, lark.literal(tags.value_open)) if tags.value_open else lark.literal(around)
         return sequence(opened, between, tag_value(lark, value, schema, end), LINE)
 
-    more = sequence('"\\""', NAME, '"\\""') if tags.key_open.endswith("name=") else NAME
+    more = sequence('"\\""', NAME, '"\\""') if tags.quoted else NAME
     return members(lark, schema, member, "", written(more, {"type": "string"}))
+
+
+def said_type(lark: Lark, tags: Tags, found: Sequence[Schema]) -> str:
+    """What the tag of an argument says of its type, an expression: for one that may have any of these schemas."""
+    if "DSML" in tags.key_open:
+        return lark.literal(f' string="{str(all(map(is_text, found))).lower()}"')
+    if tags.whole is None:
+        return ""
+    return lark.rule(*dict.fromkeys(lark.literal(f' type="{xtml_type(option)}"') for option in found))
+
+
+def xtml_type(schema: Schema) -> str:
+    """Kimi K3's name of a value's type; where the schema names none, that of its first value."""
+    if is_text(schema):
+        return "string"
+    values = schema.get("enum") or [schema["const"]] if "enum" in schema or "const" in schema else [None]
+    kind = schema.get("type") or {bool: "boolean", int: "number", float: "number", dict: "object", list: "array"}.get(
+        type(values[0]), "null"
+    )
+    return "number" if kind == "integer" else str(kind)
 
 
 def gemma_value(lark: Lark, schema: Schema, root: Schema, quote: str, depth: int = 0) -> str:

@@ -276,7 +276,7 @@ def install(model: nn.Module) -> int:
     The functions of `BASES` do the same with a cache of ours. A package that is not imported has no model here.
     """
     files = [vars(sys.modules[name]) for name in {type(module).__module__ for module in model.modules()}]
-    bases = [(vars(sys.modules[name])[NAME], cut) for name, cut in BASES.items() if name in sys.modules]
+    bases: list[tuple[Any, bool]] = [(vars(sys.modules[m])[NAME], cut) for m, cut in BASES.items() if m in sys.modules]
     found = [(file, base, cut) for file in files for base, cut in bases if file.get(NAME) is base]
     for file, base, cut in found:
         file[NAME] = attention_over(base, cut)

@@ -117,8 +117,10 @@ class Seeing(nn.Module):  # type: ignore[misc]
 def _counted(ids: Any, start: Any, shift: Any) -> Any:
     """Positions [3, rows, n] of tokens that follow one another from where the cache says that each row stands."""
     rows, n = ids.shape
-    start = start[:, None] if isinstance(start, mx.array) else start
-    here = mx.arange(n, dtype=mx.int32)[None] + start
+    if isinstance(start, mx.array) and start.ndim == 2:  # of each token, in a prompt with gaps
+        here = start
+    else:
+        here = mx.arange(n, dtype=mx.int32)[None] + (start[:, None] if isinstance(start, mx.array) else start)
     if shift is not None:
         here = here + shift[:, None]
     return mx.broadcast_to(here, (3, rows, n))

@@ -15,6 +15,7 @@ from treadle.output.tools.values import copy_arguments, escaped
 
 CDATA = ("<![CDATA[", "]]>")
 STRING = frozenset({"string"})
+ATTRIBUTE = re.compile(r"\s\w+=$")
 SAYS_STRING = re.compile(r"""\s(?:string=["']true["']|type=["']string["'])""")
 
 
@@ -47,8 +48,13 @@ class Tags:
         found = (self.name_open, self.key_open, self.key_end, self.value_open, self.value_end, self.close)
         return tuple(string for string in (*found, *(self.whole or ())) if len(string) > 1)
 
+    @property
+    def quoted(self) -> bool:
+        """Whether names are attributes of their tags, between quotes."""
+        return ATTRIBUTE.search(self.key_open) is not None
+
     def read(self, tape: Tape, calls: Calls) -> Parse[None]:
-        """One call, from `name_open` on, which is unread. Raises Broken."""
+        """One call, from `name_open` on, which may be read already. Raises Broken."""
         yield from tape.take(self.name_open)
         name = _unquoted((yield from tape.until(Ends(*self.name_ends), MAX_NAME)))
         if name not in calls.tools:
@@ -150,7 +156,7 @@ class TagFormat(Format):
         while self.start:
             yield from tape.space()
             ended = yield from tape.close(self.end)
-            if ended or (yield from tape.peek(len(self.tags.name_open))) != self.tags.name_open:
+            if ended or not (yield from tape.close(self.tags.name_open)):
                 return
             yield from self.tags.read(tape, calls)
 
