@@ -14,9 +14,11 @@ from treadle.cache.budget import Budget
 from treadle.cache.formats import least, parse
 from treadle.cache.store import Settings, Store
 from treadle.config import Config
+from treadle.engine.admission import make_fit
 from treadle.engine.loop import Loop
 from treadle.engine.memory import Ledger
 from treadle.engine.reuse import Reuse
+from treadle.engine.sequence import Sequence
 from treadle.errors import MemoryRefused
 from treadle.models.capabilities import new_layers
 from treadle.models.kv import with_kv
@@ -91,8 +93,20 @@ def test_a_sequence_that_fits_only_at_four_bits_begins_with_them_unless_it_asks_
         ledger.check(tokens, room, EXACT)
 
 
+def test_one_that_waits_again_is_counted_with_what_is_left_of_its_reply() -> None:
+    _, caps = packing()
+    ledger = Ledger(caps.footprint, 0, 0, formats=caps.kv_footprints)
+    ledger.limit = ledger.need(350, 140)
+    sequence = Sequence(asked("a", None), 340, 0.0)
+    for _ in range(200):
+        sequence.commit(5)
+    sequence.restart()
+    assert make_fit(sequence, ledger, parse("4")) == ledger.limit and sequence.kv is None
+
+
 @pytest.mark.parametrize(
-    ("asked", "setting", "kv"), [(None, "auto", "4"), (None, 8, "4"), (None, 16, None), (EXACT, "auto", None)]
+    ("asked", "setting", "kv"),
+    [(None, "auto", "4"), (None, 8, "4"), (None, 16, None), (None, "16/16", None), (EXACT, "auto", None)],
 )
 def test_what_may_be_packed_when_memory_is_short(asked: KvFormat | None, setting: str | int, kv: str | None) -> None:
     _, caps = packing()

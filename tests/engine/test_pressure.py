@@ -11,6 +11,7 @@ from tests.engine.test_loop import Clock, Run, request_of
 from tests.fakes import HashModel, slow_twin
 from tests.tiny import tiny
 from treadle.cache.budget import Budget
+from treadle.cache.segments import Packed
 from treadle.cache.store import Settings, Store
 from treadle.config import Config
 from treadle.engine import pressure as pressure_module
@@ -114,9 +115,10 @@ def test_packed_rows_are_not_offered_to_those_who_want_exact_ones() -> None:
     assert run.text("again") == cold.text("again")
 
 
-def test_rows_stay_exact_where_the_server_is_told_so() -> None:
+@pytest.mark.parametrize("setting", ["16", "16/16", 16])
+def test_rows_stay_exact_where_the_server_is_told_so(setting: str | int) -> None:
     device = Device()
-    run, pressure = run_of(*packing(), device, kv_bits="16")
+    run, pressure = run_of(*packing(), device, kv_bits=setting)
     run.loop.submit(asked("r", 1, 20))
     decoding(run, 1)
     device.active = 820
@@ -194,6 +196,27 @@ def test_idle_prefixes_are_packed_then_evicted_before_anybody_who_runs() -> None
     done = pressure.governor.counts.done
     assert store.tree.totals.nbytes == 0 and done[Act.PACK_IDLE] >= 1 and done[Act.EVICT] == 1
     assert not done[Act.HOLD]
+
+
+def test_prefixes_of_those_who_ask_for_exact_rows_are_not_packed_while_idle() -> None:
+    device = Device()
+    run, pressure = run_of(*packing(), device, limit=10**7)
+    store = run.loop.reuse.store
+    assert store is not None
+    texts = {}
+    for id, kv in (("named", EXACT), ("open", None)):
+        run.loop.submit(asked(id, 1, kv=kv))
+        run.until_idle()
+        texts[id] = run.text(id)
+    device.active = 8_100_000
+    pressure.relieve()
+    assert pressure.governor.counts.done[Act.PACK_IDLE] == 1
+    assert sorted(isinstance(node.payload, Packed) for node in store.tree.nodes()) == [False, True]
+    device.active = 0
+    run.loop.submit(asked("again", 1, kv=EXACT))
+    run.until_idle()
+    [usage] = [o.usage for o in run.outputs["again"] if o.usage]
+    assert usage.cached_tokens == 39 and run.text("again") == texts["named"] == texts["open"]
 
 
 def test_where_nothing_can_be_done_buffers_are_not_given_back_at_every_step() -> None:

@@ -20,6 +20,7 @@ from treadle.cache.budget import Budget
 from treadle.cache.store import Settings, Store
 from treadle.config import Config
 from treadle.engine.loop import Loop
+from treadle.engine.memory import Ledger
 from treadle.engine.reuse import Reuse
 from treadle.engine.sampling import Sampler
 from treadle.engine.skim import Skim, Terms
@@ -27,7 +28,7 @@ from treadle.engine.speculation import Speculation
 from treadle.models.capabilities import new_layers
 from treadle.sparse import select
 from treadle.speculate.draft_model import DraftModel
-from treadle.types import Finish, Request, SparsePrefill
+from treadle.types import Finish, Footprint, Request, SparsePrefill
 from treadle.vision.sight import Inlay, Sight
 
 CONTEXT = 2048
@@ -184,6 +185,18 @@ def test_rows_behind_gaps_serve_the_same_selection_and_nobody_else() -> None:
     assert finished(run, other) == twin(model, other, places_of(other, 0.7, cached=199))
 
 
+def test_a_longer_prefix_that_is_cached_exactly_goes_before_own_rows() -> None:
+    model = model_of()
+    run, _ = skimming_run(model)
+    prompt = prompt_of(600)
+    finished(run, asked("head", prompt[:150], sparse=False))
+    finished(run, asked("sparse", prompt[:200], keep=0.3))
+    finished(run, asked("more", prompt[:400], sparse=False))
+    request = asked("last", prompt, keep=0.3)
+    assert finished(run, request) == twin(model, request, places_of(request, 0.3, cached=400))
+    assert run.outputs["last"][-1].usage.cached_tokens == 400
+
+
 def test_the_small_model_reads_its_own_cached_prefix_once() -> None:
     model = model_of()
     run, store = skimming_run(model)
@@ -269,6 +282,20 @@ def test_a_sequence_that_starts_again_keeps_its_selection() -> None:
     run.until_idle()
     assert run.text("a") == twin(model, request, places_of(request, 0.5))
     assert STOP not in run.text("a")
+
+
+def test_room_for_the_pictures_stays_promised() -> None:
+    model = SeeingHashModel()
+    model.caps = replace(model.caps, context_length=CONTEXT)
+    run, _ = skimming_run(model)
+    run.loop.sight = Sight(model, 10**6)
+    run.loop.ledger = Ledger(Footprint(row_bytes=1, look_bytes=1000), 0, 10**9)
+    words = [1 + word % 90 for word in prompt_of(150)]
+    run.loop.submit(ask("a", [*words[:60], picture("cat", 2, 3), *words[60:]], sparse=True, keep=0.3))
+    while not (held := [s for s in run.loop.prefilling if s.places is not None]):
+        run.turn()
+    assert held[0].picture == 6
+    assert run.loop.ledger.promised > 6000
 
 
 def test_pictures_stay_whole_at_their_places() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from tests.tiny import VOCAB, built, tiny
 from treadle.models.capabilities import new_layers
+from treadle.models.packed_attention import install
 from treadle.sparse.score import STEPS, importance, let_watch, watched
 from treadle.types import EXACT
 
@@ -63,6 +64,17 @@ def test_nobody_is_watched_outside() -> None:
         read(model, caps, PROMPT[:5])
     assert len(seen) == 4
     read(model, caps, PROMPT[:5])
+    assert len(seen) == 4
+
+
+def test_models_of_one_file_that_come_and_go_are_watched_once() -> None:
+    """What packs rows exchanges the same function, at every load."""
+    model, caps = tiny("attention")
+    for _ in range(3):
+        install(model)
+        assert let_watch(model) >= 1
+    with watched() as seen:
+        read(model, caps, PROMPT[:5])
     assert len(seen) == 4
 
 

@@ -70,6 +70,12 @@ def test_a_last_message_that_is_the_whole_text_is_not_kept_whole() -> None:
     assert needed(np.arange(1000, 6000), (0, 4400, 4997), (), (), 0.3)[4400:].all()
 
 
+def test_a_last_message_is_measured_by_what_is_not_cached() -> None:
+    prompt = np.arange(1000, 6000)
+    assert needed(prompt, (0, 4400, 4997), (), (), 0.3, 900)[4400:].all()
+    assert not needed(prompt, (0, 4400, 4997), (), (), 0.3, 4000)[4404:4700].any()
+
+
 @given(st.integers(1, 60))
 def test_smoothing_keeps_the_mean_level_and_spreads_a_peak(n: int) -> None:
     level = smooth(np.full(n, 2.0, np.float32))

@@ -69,7 +69,14 @@ def text(words: str) -> Part:
 
 
 def user(*parts: Part) -> dict[str, Any]:
-    return {"role": "user", "content": list(parts)}
+    """Texts that follow one another become one: a line break would come between them, which the model never saw."""
+    joined: list[Part] = []
+    for part in parts:
+        if joined and part["type"] == joined[-1]["type"] == "text":
+            joined[-1] = text(joined[-1]["text"] + part["text"])
+        else:
+            joined.append(part)
+    return {"role": "user", "content": joined}
 
 
 def said(reply: str) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Train the toy model of `tests/assets/shapes`: a small Qwen2-VL that tells coloured shapes apart, picture by picture.
 
-    python -m tests.vision.train_shapes [--steps 400] [--out tests/assets/shapes]
+    python -m tests.vision.train_shapes [--steps 700] [--out tests/assets/shapes]
 
-Takes minutes on two quiet cores. A conversation shows up to three pictures, in one turn or in several, says a name
+Takes some ten minutes on two cores. A conversation shows up to three pictures, in one turn or in several, says a name
 behind each, and asks about any of those that were shown so far.
 
 To see is learned within a hundred steps. What is hard is which picture is meant: a name has to take in the picture
@@ -256,7 +256,7 @@ def save(whole: Any, path: Path) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--steps", type=int, default=700)
     parser.add_argument("--size", type=int, default=32)
     parser.add_argument("--rate", type=float, default=2e-3)
     parser.add_argument("--out", type=Path, default=Path("tests/assets/shapes"))

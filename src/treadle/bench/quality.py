@@ -15,6 +15,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from treadle.bench.needles import NAMES, needle_in
 from treadle.bench.quantise import documentation
 from treadle.cache.formats import Measured, parse
 from treadle.cache.layers import Layers
@@ -30,8 +31,6 @@ CHUNK = 256  # tokens whose logits are made at once
 STEPS = 24  # of decoding that are timed, for each format by turns
 DEPTHS = (0.05, 0.25, 0.5, 0.75, 0.9)  # of the needles, as shares of the text
 HAYSTACK = 1024  # tokens around a needle
-NEEDLE = "\n\nThe secret number of the {name} is {number}.\n\n"
-NAMES = ("lighthouse", "orchard", "violin", "harbour", "comet")
 
 Told = Callable[[str], object]
 
@@ -92,15 +91,9 @@ def _read(model: Any, layers: Layers, window: list[int], start: int) -> Any:
 def _needles(loaded: LoadedModel, kv: KvFormat, ids: Sequence[int]) -> float:
     """The share of needles that are found."""
     found = 0
-    hay = list(ids[:HAYSTACK])
     for i, (depth, name) in enumerate(zip(DEPTHS, NAMES, strict=True)):
-        number = str(48271 * (i + 7) % 90000 + 10000)
-        needle = NEEDLE.format(name=name, number=number)
-        at = int(depth * len(hay))
-        question = needle[: needle.index(number)].rstrip()
-        asked, answer = _tail(loaded.tokenizer, question, number)
-        prompt = hay[:at] + _plain(loaded.tokenizer, needle) + hay[at:] + asked
-        found += _says(loaded.model, new_layers(loaded.model, loaded.caps, kv), prompt, answer)
+        prompt, answer = needle_in(np.array(ids[:HAYSTACK]), loaded.tokenizer, depth, name, i)
+        found += _says(loaded.model, new_layers(loaded.model, loaded.caps, kv), prompt.tolist(), answer)
     return found / len(DEPTHS)
 
 
@@ -114,17 +107,6 @@ def _says(model: Any, layers: Layers, prompt: list[int], answer: list[int]) -> b
             return False
         logits = forward(model, [[token]], layers)[0, -1]
     return True
-
-
-def _plain(tokenizer: Any, text: str) -> list[int]:
-    return list(tokenizer.encode(text, add_special_tokens=False))
-
-
-def _tail(tokenizer: Any, question: str, number: str) -> tuple[list[int], list[int]]:
-    """The question's ids and those of the answer, as the tokenizer cuts the two together."""
-    whole, asked = _plain(tokenizer, f"{question} {number}"), _plain(tokenizer, question)
-    same = next((i for i, (a, b) in enumerate(zip(whole, asked, strict=False)) if a != b), len(asked))
-    return whole[:same], whole[same:]
 
 
 def _speeds(model: Any, layers: dict[KvFormat, Layers], ids: Sequence[int]) -> dict[KvFormat, float]:

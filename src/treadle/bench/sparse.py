@@ -24,6 +24,8 @@ from treadle.bench.needles import NAMES, needle_in
 from treadle.bench.quantise import documentation
 from treadle.bench.report import report
 from treadle.bench.shapes import Subject, subject_of
+from treadle.cache.budget import Budget
+from treadle.cache.store import Settings, Store
 from treadle.config import Config
 from treadle.engine.build import special_ids
 from treadle.engine.loop import Loop
@@ -64,14 +66,14 @@ def main(argv: list[str]) -> None:
         report("sparse: quality", rows, model=quality.name, tokens=quality.context)
 
 
-def skim_of(target: Subject, small: Subject, terms: Terms) -> Skim:
-    """As the server builds it, without a prefix cache."""
+def skim_of(target: Subject, small: Subject, terms: Terms, store: Store | None = None) -> Skim:
+    """As the server builds it; `store` keeps what the small model has read."""
     let_gaps_in(target.model)
     let_watch(small.model)
     if (fault := gaps_fault(target.model, target.caps)) is not None:
         raise SystemExit(f"{target.name}: {fault}")
     rows: DraftModel[Sequence] = DraftModel(small.model, small.caps, Sampler(small.caps.vocab_size))
-    return Skim(rows, partial(new_layers, small.model, small.caps), Reuse(None, small.caps, 2048), terms)
+    return Skim(rows, partial(new_layers, small.model, small.caps), Reuse(store, small.caps, 2048, small.name), terms)
 
 
 def _speed(target: Subject, small: Subject, context: int, keep: float, rounds: int) -> dict[str, Any]:
@@ -122,7 +124,12 @@ class _Quality:
         self.name, self.context = loaded.name, context
         self._subject = Subject(loaded.name, loaded.model, loaded.caps, 0)
         self._tokenizer = loaded.tokenizer
-        self._special = special_ids(loaded.tokenizer)
+        self._skim = skim_of(
+            self._subject,
+            self._subject,
+            Terms(threshold=1, special=special_ids(loaded.tokenizer)),
+            Store(Settings(Budget(2**33), 2**62)),  # the same texts come again at another share
+        )
         self._ids = np.array(loaded.tokenizer.encode(documentation()), np.int64)
 
     def measured(self, keep: float, texts: int) -> dict[str, Any]:
@@ -151,19 +158,18 @@ class _Quality:
     def _read(self, prompt: Ids, keep: float) -> _Read:
         """Through the server's own path up to the first token."""
         subject, sampling = self._subject, Sampling(temperature=0.0)
-        whole = {}
         for insist in (None, True):
             sequence = Sequence(Request("x", prompt, sampling, 1, sparse=insist, keep=keep), 1, 0.0)
-            skim = skim_of(subject, subject, Terms(threshold=1, special=self._special))
-            while skim.reads(sequence, lambda: 0):
-                skim.read(sequence, 512)
+            while self._skim.reads(sequence, lambda: 0):
+                self._skim.read(sequence, 512)
             assert sequence.sparse is not None
-            whole[insist] = not sequence.sparse.engaged
+            if sequence.sparse.engaged:
+                break
         sequence.layers = new_layers(subject.model, subject.caps)
         ledger = Ledger(Footprint(), 0, 2**62)
         while sequence.pending > 1:
             compute(subject.model, sequence, sequence.layers, min(512, sequence.pending - 1), ledger, {})
-        return _Read(sequence, whole[None])
+        return _Read(sequence, insist is True)
 
     def _step(self, sequence: Sequence, ids: Several[int]) -> Any:
         """Logits [n, vocab] behind tokens at the end of the text."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from treadle.errors import ConfigError
-from treadle.types import EXACT, Caps, KvFormat
+from treadle.types import Caps, KvFormat
 
 AUTO = "auto"
 BITS = ("16", "8", "4")
@@ -15,6 +15,7 @@ MOST_LOSS = 0.1  # per cent of perplexity that 8 bits may cost where nobody aske
 LEAST_SPEED = 0.97  # of the exact rows' decoding speed that counts as not slower, as timings vary
 
 
+ASKED = "as asked"  # in the key of exact rows that nobody may pack, because their request asked for exact ones
 LAYOUT = 2  # of packed rows; 1: 4-bit rows without exact first block and means
 
 
@@ -64,12 +65,17 @@ def choose(
     return parse("8", group_size, recent), why
 
 
+def stays_exact(setting: str | int) -> bool:
+    """Whether a setting of `kv_bits` says that rows are exact whatever happens."""
+    return str(setting) != AUTO and parse(str(setting)).exact
+
+
 def least(asked: KvFormat | None, caps: Caps, setting: str | int) -> KvFormat | None:
     """The format that a request's rows may be packed into when memory is short; None: they stay as they are.
 
     They do where the request asks for a format, where `kv_bits` is set to 16, and where they have 4 bits anyway.
     """
-    if asked is not None or caps.kv_fault is not None or str(setting) == str(EXACT):
+    if asked is not None or caps.kv_fault is not None or stays_exact(setting):
         return None
     packed = replace(caps.kv, key_bits=4, value_bits=4)
     return None if packed == caps.kv else packed

@@ -96,13 +96,14 @@ class Store:
         root = self._loaded(key, ids, fresh, positions)
         match = self.tree.match(root, ids)
         most = min(readable(match), len(ids) - 1)
+        beside = 0 if other is None else self.reach(*other, fresh, positions)
         own = parked(match, most)
-        if own is not None and (kept := reach(own, most)) > 0:
+        if own is not None and (kept := reach(own, most)) >= max(beside, 1):
             lease = self._continue(own, kept, len(ids))
         else:
             length, held = usable(match, most, fresh)
             lease = Lease(Holder(root, lambda: (fresh, 0)), fresh, length)
-            if other is not None and self.reach(*other, fresh, positions) > length:
+            if other is not None and beside > length:
                 lease.length = self._copied(*other, fresh)
             elif length:
                 self._fill(fresh, match, length, held)
@@ -297,9 +298,7 @@ class Store:
         """
         self.save()
         for node in self.tree.evict_order():
-            root = node.path()[0].parent
-            assert isinstance(root, Root) and isinstance(root.key, tuple)
-            if root.key[0] == revision:
+            if _key_of(node)[0] == revision:
                 self._evict(node, Reason.UNLOAD)
 
     def _evict(self, node: Node, reason: Reason) -> None:
@@ -322,9 +321,9 @@ class Store:
         """Quantise one idle segment, if that is wanted. Returns whether there was one."""
         return bool(self.settings.bits) and self.pack_one(self.settings.bits, IDLE_PACK_S, self.settings.limit)
 
-    def pack_one(self, bits: int, idle_s: float, room: int) -> bool:
-        """Quantise what was idle for longest, at least `idle_s`, and takes at most `room` bytes to copy."""
-        node = self.packable(idle_s, room)
+    def pack_one(self, bits: int, idle_s: float, room: int, apart: str | None = None) -> bool:
+        """Quantise what was idle for longest, see `packable`."""
+        node = self.packable(idle_s, room, apart)
         if node is None:
             return False
         if isinstance(node.payload, Live):
@@ -336,12 +335,16 @@ class Store:
             self.tree.replace_payload(node, packed)
         return True
 
-    def packable(self, idle_s: float, room: int) -> Node | None:
-        """What `pack_one` would quantise."""
+    def packable(self, idle_s: float, room: int, apart: str | None = None) -> Node | None:
+        """What was idle for longest, at least `idle_s`, and takes at most `room` bytes to copy.
+
+        Roots whose key has `apart` in it are left alone.
+        """
         for node in self.tree.nodes():
             if self.now() - node.last_used < idle_s:
                 return None
-            if not node.pins and node.length >= self.settings.min_tokens and _exact(node, room):
+            idle = not node.pins and (apart is None or apart not in _key_of(node))
+            if idle and node.length >= self.settings.min_tokens and _exact(node, room):
                 return node
         return None
 
@@ -349,6 +352,13 @@ class Store:
     def evictable(self) -> int:
         """Bytes that go if everything goes that is not in use."""
         return sum(node.nbytes for node in self.tree.evict_order())
+
+
+def _key_of(node: Node) -> tuple[Hashable, ...]:
+    """The key of its root."""
+    root = node.path()[0].parent
+    assert isinstance(root, Root) and isinstance(root.key, tuple)
+    return root.key
 
 
 def _exact(node: Node, room: int) -> bool:

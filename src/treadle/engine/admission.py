@@ -9,8 +9,9 @@ from treadle.types import KvFormat
 
 def make_fit(sequence: Sequence, ledger: Ledger, packed: KvFormat | None) -> int:
     """Bytes for the whole sequence. One that would not fit even alone gets the format `packed`, where it may."""
-    need = ledger.need(len(sequence.tokens), sequence.room, sequence.kv, sequence.picture)
+    room = sequence.room - sequence.num_generated  # one that waits again has a part of its reply
+    need = ledger.need(len(sequence.tokens), room, sequence.kv, sequence.picture)
     if packed is None or need <= ledger.most:
         return need
     sequence.kv = packed
-    return ledger.need(len(sequence.tokens), sequence.room, packed, sequence.picture)
+    return ledger.need(len(sequence.tokens), room, packed, sequence.picture)

@@ -6,6 +6,7 @@ import time
 from functools import partial
 from typing import Any
 
+from treadle.cache.formats import stays_exact
 from treadle.cache.store import Store
 from treadle.config import Config
 from treadle.engine.following import Following
@@ -46,7 +47,7 @@ def build_loop(
         config,
         partial(new_layers, loaded.model, loaded.caps),
         ledger,
-        Reuse(store, loaded.caps, config.checkpoint_every, loaded.revision),
+        Reuse(store, loaded.caps, config.checkpoint_every, loaded.revision, packs=not stays_exact(config.kv_bits)),
         grammars=partial(grammars_of, loaded.tokenizer, loaded.caps.vocab_size, loaded.stop_ids),
         speculation=_speculation(loaded, config, store, counters),
         sight=None if loaded.reader is None else Sight(loaded.model, int(config.image_cache_mb * 2**20), ledger),

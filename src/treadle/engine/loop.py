@@ -319,7 +319,8 @@ class Loop:
         self.pacer.paused(self.clock() - began, bool(self.groups))
         if sequence.places is not None:
             room = sequence.room - sequence.num_generated
-            self.ledger.promise(sequence.id, self.ledger.need(len(sequence.tokens), room, sequence.kv))
+            need = self.ledger.need(len(sequence.tokens), room, sequence.kv, sequence.picture)
+            self.ledger.promise(sequence.id, need)
         return True
 
     def _look(self, sequence: Sequence, n: int) -> bool:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from treadle.cache.formats import least
+from treadle.cache.formats import ASKED, least, stays_exact
 from treadle.cache.transfer import convert, shrink
 from treadle.engine.ending import sentence
 from treadle.engine.governor import (
@@ -139,7 +139,7 @@ class Pressure:
 
     def _situation(self, reading: Reading) -> Situation:
         store, room = self._store, reading.limit - reading.active
-        idle = store is not None and self._may_pack and store.packable(0.0, room // 2) is not None
+        idle = store is not None and self._may_pack and store.packable(0.0, room // 2, ASKED) is not None
         return Situation(
             [_candidate(loop, sequence) for loop, sequence in self._running()],
             idle,
@@ -154,7 +154,7 @@ class Pressure:
     @property
     def _may_pack(self) -> bool:
         """Whether idle prefixes may have fewer bits: not where somebody wants rows to be exact."""
-        return all(str(loop.config.kv_bits) != "16" for loop in self._loops())
+        return not any(stays_exact(loop.config.kv_bits) for loop in self._loops())
 
     def _running(self) -> Iterator[tuple[Loop, Sequence]]:
         """The sequences that hold memory."""
@@ -176,7 +176,7 @@ class Pressure:
                 self._evict(action.nbytes)
             case Act.PACK_IDLE:
                 assert self._store is not None
-                self._store.pack_one(IDLE_BITS, 0.0, (self._limit - self._active()) // 2)
+                self._store.pack_one(IDLE_BITS, 0.0, (self._limit - self._active()) // 2, ASKED)
             case Act.PACK_LIVE:
                 assert found is not None
                 pack_rows(*found)

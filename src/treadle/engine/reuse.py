@@ -16,7 +16,7 @@ import numpy as np
 
 from treadle.cache.budget import Budget, default_bytes
 from treadle.cache.disk import DiskTier
-from treadle.cache.formats import form_of
+from treadle.cache.formats import ASKED, form_of
 from treadle.cache.layers import Layers
 from treadle.cache.node import agreement
 from treadle.cache.segments import Holder
@@ -37,14 +37,21 @@ WORTH_WAITING = 32  # tokens that another sequence is about to compute
 
 
 class Reuse:
-    """The loop's use of one model's prefix cache. `revision` names the rows that may be shared."""
+    """The loop's use of one model's prefix cache. `revision` names the rows that may be shared.
 
-    def __init__(self, store: Store | None, caps: Caps, checkpoint_every: int, revision: str = "") -> None:
+    `packs`: whether idle exact rows go to fewer bits when memory runs short. Those of requests that ask for exact rows
+    are kept apart then.
+    """
+
+    def __init__(
+        self, store: Store | None, caps: Caps, checkpoint_every: int, revision: str = "", packs: bool = True
+    ) -> None:
         foreign = LayerKind.FOREIGN in caps.layers
         self.store = None if foreign else store
         self.failures: Counter[str] = Counter()
         self.note = "This model keeps a cache of its own that cannot be cut, so no prefix is reused." if foreign else ""
         self.revision = revision
+        self.packs = packs
         self.kv = caps.kv
         self._partial = any(kind is not LayerKind.ROWS for kind in caps.layers)
         self.checkpoint_every = checkpoint_every
@@ -71,7 +78,8 @@ class Reuse:
 
     def _key(self, sequence: Sequence) -> tuple[str, ...]:
         kv = sequence.kv or self.kv
-        return (self.revision, sequence.request.cache_salt, *(() if kv.exact else (form_of(kv),)))
+        form = form_of(kv) if not kv.exact else ASKED if self.packs and sequence.request.kv is not None else None
+        return (self.revision, sequence.request.cache_salt, *(() if form is None else (form,)))
 
     def reach(self, sequence: Sequence, new_layers: Callable[[], Layers]) -> int:
         """How many tokens of a sequence without layers need not be computed."""

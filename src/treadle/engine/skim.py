@@ -152,8 +152,9 @@ class Skim:
         shadow, request, share = skimmed.shadow, sequence.request, self._share(sequence)
         assert shadow.layers is not None
         scores = self._score(self._small.model, shadow.layers, self._small.known_id(int(shadow.tokens[-1])))
-        kept = needed(request.prompt, request.boundaries, request.spans, self.terms.special, share)
-        return select(smooth(scores), kept, skimmed.cached, share)
+        start = skimmed.cached
+        kept = needed(request.prompt, request.boundaries, request.spans, self.terms.special, share, start)
+        return select(smooth(scores), kept, start, share)
 
     def _share(self, sequence: Sequence) -> float:
         return self.terms.keep if sequence.request.keep is None else sequence.request.keep

@@ -277,7 +277,9 @@ def install(model: nn.Module) -> int:
     """
     files = [vars(sys.modules[name]) for name in {type(module).__module__ for module in model.modules()}]
     bases: list[tuple[Any, bool]] = [(vars(sys.modules[m])[NAME], cut) for m, cut in BASES.items() if m in sys.modules]
-    found = [(file, base, cut) for file in files for base, cut in bases if file.get(NAME) is base]
+    found: list[tuple[dict[str, Any], Any, bool]] = [
+        (file, base, cut) for file in files for base, cut in bases if file.get(NAME) is base
+    ]
     for file, base, cut in found:
         file[NAME] = attention_over(base, cut)
     return len(found)

@@ -7,6 +7,8 @@ they got before, so it does not matter what else was exchanged there earlier.
 from __future__ import annotations
 
 import sys
+from functools import wraps
+from inspect import unwrap
 from typing import Any
 
 import mlx.nn as nn
@@ -14,7 +16,7 @@ import mlx.nn as nn
 from treadle.cache.attend import attention_over
 
 NAME = "scaled_dot_product_attention"
-_ours: set[int] = set()  # by identity: functions that were made here
+_made: set[Any] = set()  # functions that were made here
 
 
 def install(model: nn.Module) -> int:
@@ -22,9 +24,9 @@ def install(model: nn.Module) -> int:
     count = 0
     for name in {type(module).__module__ for module in model.modules()}:
         present: Any = vars(sys.modules[name]).get(NAME)
-        if present is not None and id(present) not in _ours:
-            made = attention_over(present)
-            _ours.add(id(made))
+        if present is not None and unwrap(present, stop=_made.__contains__) not in _made:  # others may have wrapped it
+            made = wraps(present)(attention_over(present))
+            _made.add(made)
             setattr(sys.modules[name], NAME, made)
             count += 1
     return count

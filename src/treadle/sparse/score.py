@@ -14,6 +14,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
+from inspect import unwrap
 from typing import Any
 
 import mlx.core as mx
@@ -28,6 +30,7 @@ STEPS = 8  # tokens that the small model makes to look back from
 
 Asked = tuple[Any, Any, float]  # queries [1, heads, 1, dim], keys [1, key heads, columns, dim], scale
 _asked: list[Asked] | None = None
+_made: set[Any] = set()  # functions that tell
 
 
 def let_watch(model: nn.Module) -> int:
@@ -35,18 +38,19 @@ def let_watch(model: nn.Module) -> int:
     files = {type(module).__module__ for module in model.modules()}
     found = [vars(sys.modules[name]) for name in files if NAME in vars(sys.modules[name])]
     for file in found:
-        if not hasattr(file[NAME], "watches"):
+        if unwrap(file[NAME], stop=_made.__contains__) not in _made:  # others may have wrapped it
             file[NAME] = _telling(file[NAME])
+            _made.add(file[NAME])
     return len(found)
 
 
 def _telling(attend: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(attend)
     def watching(queries: Any, keys: Any, values: Any, *rest: Any, **others: Any) -> Any:
         if _asked is not None:
             _asked.append((queries, keys, others["scale"] if "scale" in others else rest[1]))
         return attend(queries, keys, values, *rest, **others)
 
-    watching.watches = True  # type: ignore[attr-defined]
     return watching
 
 

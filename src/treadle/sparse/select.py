@@ -45,22 +45,22 @@ def smooth(scores: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def needed(
-    prompt: Ids, boundaries: Sequence[int], spans: Sequence[Span], special: Iterable[int], share: float
+    prompt: Ids, boundaries: Sequence[int], spans: Sequence[Span], special: Iterable[int], share: float, start: int = 0
 ) -> NDArray[np.bool_]:
     """The tokens that are kept whatever their score, bool [n].
 
     They are the first and the last ones, special tokens, the starts of messages, pictures, and the last message, if it
-    takes no more than half of what `share` of the tokens leaves.
+    takes no more than half of `share` of the tokens behind the first `start`, which have rows already.
     """
     n = len(prompt)
     kept = np.isin(prompt, np.fromiter(special, np.int64))
     kept[:FIRST] = kept[max(0, n - LAST) :] = True
-    for start in boundaries:
-        kept[start : start + ROLE] = True
+    for boundary in boundaries:
+        kept[boundary : boundary + ROLE] = True
     for span in spans:
         kept[span.start : span.end] = True
     asked = _last_message(n, boundaries)
-    if asked is not None and n - asked <= share * n / 2:
+    if asked is not None and n - asked <= share * (n - start) / 2:
         kept[asked:] = True
     return kept
 
