@@ -67,6 +67,13 @@ def test_every_route_leaves_out_what_it_is_asked_to_and_says_so(server: Live, na
     assert not whole["engaged"] and "forbids" in whole["reason"] and whole["kept"] == whole["tokens"]
 
 
+def test_choices_of_a_prompt_that_is_scored_all_read_it_whole(server: Live) -> None:
+    body = {"prompt": LONG, "echo": True, "logprobs": 1, "n": 2, "max_tokens": 4, "temperature": 0}
+    answer = post(server, ("completions", body), cache_salt="scored", **ASKED).json()
+    assert not report_in(answer)["engaged"]
+    assert answer["choices"][0]["text"] == answer["choices"][1]["text"]
+
+
 def test_streams_report_it_too(server: Live) -> None:
     route, body = BODIES["chat"]
     more = {"stream": True, "stream_options": {"include_usage": True}, "cache_salt": "streamed"} | ASKED

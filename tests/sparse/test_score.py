@@ -82,3 +82,19 @@ def test_a_model_that_is_not_watched_tells_nothing() -> None:
     model, caps = tiny("attention")
     with pytest.raises(ValueError, match="no layer"):
         importance(lambda ids, cache: mx.zeros((1, 1, VOCAB)), read(model, caps, PROMPT[:-1]), PROMPT[-1])
+
+
+def test_latent_attention_counts_the_part_with_positions() -> None:
+    """deepseek's files hand that part over as a mask; without it another text would score the same at other places."""
+    model, caps = tiny("mla")
+    let_watch(model)
+    layers = read(model, caps, PROMPT[:-1])
+    before = layers.lengths[0]
+    layers.begin([1])
+    with watched() as asked:
+        model(mx.array([[PROMPT[-1]]]), cache=layers.caches)
+    layers.end()
+    assert len(asked) == 4 and all(isinstance(one[3], mx.array) for one in asked)
+    layers.rewind(0, layers.lengths[0] - before)
+    found = importance(model, layers, PROMPT[-1])
+    assert found.shape == (len(PROMPT),) and np.isfinite(found).all() and found.sum() > 0.2

@@ -39,6 +39,14 @@ def test_the_parts_with_the_highest_scores_are_taken_whole() -> None:
     assert found.lift > 1.5
 
 
+def test_what_must_stay_may_fill_the_share_without_hiding_what_stands_out() -> None:
+    scores = np.full(40 * CHUNK, 0.1, np.float32)
+    scores[7 * CHUNK : 9 * CHUNK] = 0.9
+    kept = np.zeros(len(scores), np.bool_)
+    kept[: 10 * CHUNK] = True
+    assert select(scores, kept, 0, 0.2).lift > 1.5
+
+
 def test_nothing_stands_out_where_all_scores_are_alike() -> None:
     found = select(np.ones(50 * CHUNK, np.float32), np.zeros(50 * CHUNK, np.bool_), 0, 0.3)
     assert found.lift == 1.0

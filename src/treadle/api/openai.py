@@ -153,7 +153,7 @@ def submit(
                 cache_salt=body.cache_salt,
                 speculation=body.speculation,
                 kv=format_of(body.kv_bits, model.caps),
-                sparse=body.specprefill,
+                sparse=False if body.scores_prompt else body.specprefill,  # the same for all choices
                 keep=body.specprefill_keep_pct,
                 boundaries=prompt.boundaries,
                 constraint=prompt.constraint,

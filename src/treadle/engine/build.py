@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from functools import partial
 from typing import Any
@@ -17,19 +18,21 @@ from treadle.engine.sampling import Sampler
 from treadle.engine.sequence import Sequence
 from treadle.engine.skim import Skim, Terms
 from treadle.engine.speculation import Speculation
+from treadle.errors import LoadError
 from treadle.grammar.compile import grammars_of
 from treadle.models.capabilities import new_layers
 from treadle.models.load import LoadedModel
 from treadle.models.rope import gaps_fault, let_gaps_in
-from treadle.sparse.score import let_watch
+from treadle.sparse.score import let_watch, untold
 from treadle.speculate.calibrate import Calibration, calibrate
 from treadle.speculate.draft_model import DraftModel
 from treadle.speculate.telemetry import SpeculationCounters
-from treadle.types import Caps, Drafting, LayerKind
+from treadle.types import EXACT, Caps, Drafting, LayerKind
 from treadle.vision.sight import Sight
 
 LARGEST_SKIMMER = 0.2  # of the parameters: reading with more costs what leaving out saves
 MARKERS = ("pad", "image", "img", "vision", "video", "audio")  # in the names of ids that no reply continues with
+log = logging.getLogger("treadle.engine")
 _measured: dict[str, Calibration] = {}
 
 
@@ -51,7 +54,7 @@ def build_loop(
         grammars=partial(grammars_of, loaded.tokenizer, loaded.caps.vocab_size, loaded.stop_ids),
         speculation=_speculation(loaded, config, store, counters),
         sight=None if loaded.reader is None else Sight(loaded.model, int(config.image_cache_mb * 2**20), ledger),
-        skim=None if loaded.skimmer is None else _skim(loaded, loaded.skimmer, config, store),
+        skim=None if loaded.skimmer is None else _skim(loaded, loaded.skimmer, config, store, ledger),
     )
 
 
@@ -100,9 +103,11 @@ def _following(draft: LoadedModel, config: Config, store: Store | None) -> Follo
     return Following(rows, reuse, partial(new_layers, draft.model, draft.caps))
 
 
-def _skim(loaded: LoadedModel, small: LoadedModel, config: Config, store: Store | None) -> Skim:
+def _skim(loaded: LoadedModel, small: LoadedModel, config: Config, store: Store | None, ledger: Ledger) -> Skim:
     let_gaps_in(loaded.model)
     let_watch(small.model)
+    if (reason := untold(small.model, new_layers(small.model, small.caps, EXACT))) is not None:
+        raise LoadError(f"{small.name} cannot skim for {loaded.name}: {reason}.")
     fault = gaps_fault(loaded.model, loaded.caps)
     share = small.num_parameters / loaded.num_parameters
     terms = Terms(
@@ -116,7 +121,9 @@ def _skim(loaded: LoadedModel, small: LoadedModel, config: Config, store: Store 
     )
     rows: DraftModel[Sequence] = DraftModel(small.model, small.caps, Sampler(small.caps.vocab_size))
     reuse = Reuse(store, small.caps, config.checkpoint_every, small.revision)
-    return Skim(rows, partial(new_layers, small.model, small.caps), reuse, terms)
+    skim = Skim(rows, partial(new_layers, small.model, small.caps), reuse, terms, ledger)
+    log.info("%s skims long prompts. %s", small.name, skim.facts.why)
+    return skim
 
 
 def special_ids(tokenizer: Any) -> frozenset[int]:

@@ -189,6 +189,9 @@ class Pressure:
                 assert found is not None
                 end(*found)
             case Act.HOLD | Act.ADMIT:
+                for loop in self._loops():
+                    if action.act is Act.HOLD and loop.skim is not None:
+                        loop.skim.give_way()
                 log.info("Admission %s.", "stops: memory runs short" if action.act is Act.HOLD else "goes on")
 
     def _evict(self, nbytes: int) -> None:

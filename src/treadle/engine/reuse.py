@@ -98,7 +98,7 @@ class Reuse:
         fresh.reserve(sequence.pending)
         key, other, keys = self._key(sequence), None, sequence.keys
         if sequence.places is not None:  # rows behind a gap are kept apart; those before it may be anybody's
-            behind = int(np.argmax(sequence.places != np.arange(len(sequence.places)))) if sequence.gap else len(keys)
+            behind = int(np.argmax(sequence.places != np.arange(len(sequence.places))))
             key, other = (*key, SPARSE), (key, keys[:behind])
         lease = self.store.acquire(key, keys, fresh, self._positions(sequence), other)
         sequence.holder, sequence.layers, sequence.computed = lease.holder, lease.layers, lease.length
@@ -106,12 +106,14 @@ class Reuse:
         lease.holder.locate = lambda: (layers, 0)
         if not (sequence.retried or sequence.preempted):
             sequence.cached = min(lease.length, sequence.num_prompt)
+            sequence.reckon()
 
     def coming(self, sequence: Sequence, prefilling: Several[Sequence]) -> bool:
         """Whether a running prefill is about to compute a good part of what this one, not yet begun, needs."""
         if self.store is None or sequence.request.computes_all:
             return False
         begun = [s for s in prefilling if s.holder is not None]
+        begun = [s for s in begun if s.places is None]  # rows behind gaps serve hardly anybody
         same = [s for s in begun if (s.request.cache_salt, s.kv) == (sequence.request.cache_salt, sequence.kv)]
         return any(self._shared(sequence, s) - s.computed >= WORTH_WAITING for s in same)
 
@@ -164,7 +166,7 @@ class Reuse:
         if self.store is None or sequence.holder is None:
             return
         holder, store = sequence.holder, self.store
-        ids = sequence.keys if stop_id is None else np.append(sequence.keys, stop_id)
+        ids = sequence.keys if stop_id is None else sequence.keys_with(stop_id)
         if self._tried("release", lambda: store.release(holder, ids[: sequence.computed])):
             sequence.holder = None  # its pin is gone
             self._tried("eviction", store.keep)
@@ -182,6 +184,10 @@ class Reuse:
         if self.store is not None:
             store = self.store
             self._tried("eviction", lambda: store.make_room(nbytes))
+
+    def has_room(self, nbytes: int) -> bool:
+        """Whether so many bytes more may be kept without anything else having to go."""
+        return self.store is not None and self.store.tree.totals.nbytes + nbytes <= self.store.settings.budget.nbytes
 
     def tidy(self) -> bool:
         """One small piece of work for idle moments; whether there may be more."""

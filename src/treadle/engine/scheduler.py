@@ -53,35 +53,38 @@ def aligned(start: int, num_tokens: int, chunk: int) -> int:
 
 
 class Pacer:
-    """How many prompt tokens the next chunk gets, from how long chunks and decode steps took."""
+    """How many prompt tokens the next chunk gets, from how long chunks and decode steps took.
+
+    `small`: the chunk is read by the small model of sparse prefill, which has a speed of its own.
+    """
 
     def __init__(self, chunk: int, share: float, stall_s: float) -> None:
         self.chunk = chunk
         self.share = share
         self.stall_s = stall_s
-        self._speed: float | None = None  # tokens per second of recent chunks
+        self._speeds: dict[bool, float] = {}  # tokens per second of recent chunks, by whether the small model read them
         self._owed_s = 0.0  # decode time due before the next chunk
         self._steps = MIN_STEPS
 
-    def allowance(self, decoding: bool) -> int:
+    def allowance(self, decoding: bool, small: bool = False) -> int:
         """Most tokens for a chunk now; 0 while running streams are owed time."""
+        known = self._speeds.get(small)
         if not decoding:
-            return self.chunk if self._speed is None else self._fitting(max(LONGEST_S, self.stall_s))
+            return self.chunk if known is None else self._fitting(known, max(LONGEST_S, self.stall_s))
         if self._owed_s > 0 or self._steps < MIN_STEPS:
             return 0
-        if self._speed is None:
+        if known is None:
             return min(self.chunk, MIN_CHUNK * 4)
-        return self._fitting(self.stall_s)
+        return self._fitting(known, self.stall_s)
 
-    def _fitting(self, seconds: float) -> int:
-        """Tokens that take so long at the speed of recent chunks."""
-        assert self._speed is not None
-        return min(self.chunk, max(MIN_CHUNK, int(self._speed * seconds) // GRAIN * GRAIN))
+    def _fitting(self, speed: float, seconds: float) -> int:
+        """Tokens that take so long at a speed."""
+        return min(self.chunk, max(MIN_CHUNK, int(speed * seconds) // GRAIN * GRAIN))
 
-    def prefilled(self, num_tokens: int, seconds: float, decoding: bool) -> None:
-        speed = num_tokens / max(seconds, 1e-6)
-        if num_tokens >= MIN_CHUNK or self._speed is None:
-            self._speed = speed if self._speed is None else 0.7 * self._speed + 0.3 * speed
+    def prefilled(self, num_tokens: int, seconds: float, decoding: bool, small: bool = False) -> None:
+        speed, known = num_tokens / max(seconds, 1e-6), self._speeds.get(small)
+        if num_tokens >= MIN_CHUNK or known is None:
+            self._speeds[small] = speed if known is None else 0.7 * known + 0.3 * speed
         self.paused(seconds, decoding)
 
     def paused(self, seconds: float, decoding: bool) -> None:

@@ -89,7 +89,13 @@ class Sequence:
 
         A token behind a gap is another one than without, and than at any other place.
         """
-        keys = key_ids(self.tokens, self.request.spans)
+        return self._placed(key_ids(self.tokens, self.request.spans))
+
+    def keys_with(self, token: int) -> Ids:
+        """As `keys`, with one token more."""
+        return self._placed(np.append(key_ids(self.tokens, self.request.spans), token))
+
+    def _placed(self, keys: Ids) -> Ids:
         return keys if self.places is None else placed(keys, self.places, self.gap)
 
     @property
@@ -169,6 +175,12 @@ class Sequence:
         self.computed = self.launched = 0
         self.stage = Stage.WAITING
 
+    def reckon(self) -> None:
+        """What was cached exactly when parts were chosen, and is no more, counts as kept."""
+        if self.sparse is not None and self.sparse.engaged:
+            lost = max(0, self.num_prompt - self.sparse.kept - self.computed)
+            self.sparse = replace(self.sparse, tokens=self.sparse.tokens + lost, kept=self.sparse.kept + lost)
+
     def stand(self, n: int) -> tuple[int, Any]:
         """Where the next `n` tokens stand: how far behind their numbers, or int32 [1, n] of them if that changes."""
         if self.places is None:
@@ -184,6 +196,7 @@ class Sequence:
     def usage(self, now: float) -> Usage:
         started = self.started if self.started is not None else now
         first = self.first_token if self.first_token is not None else now
+        chosen = self.chosen if self.chosen is not None else first
         return Usage(
             prompt_tokens=self.num_prompt + self.gap,
             completion_tokens=self.num_generated + (self.stop_id is not None),
@@ -194,7 +207,7 @@ class Sequence:
             drafted_tokens=0 if self.speculator is None else self.speculator.drafted,
             accepted_tokens=0 if self.speculator is None else self.speculator.accepted,
             vision_s=self.vision_s,
-            sparse=None if self.sparse is None else replace(self.sparse, prefill_s=first - (self.chosen or first)),
+            sparse=None if self.sparse is None else replace(self.sparse, prefill_s=first - chosen),
         )
 
 

@@ -19,15 +19,17 @@ from numpy.typing import NDArray
 
 from treadle.cache.layers import Layers
 from treadle.engine.ending import sentence
+from treadle.engine.memory import Ledger
 from treadle.engine.reuse import Reuse
 from treadle.engine.sequence import Sequence
 from treadle.sparse.score import STEPS, importance
 from treadle.sparse.select import LEAST_LIFT, Places, Selection, moved, needed, select, smooth
 from treadle.speculate.draft_model import DraftModel
-from treadle.types import EXACT, KvFormat, Skimming, SparsePrefill
+from treadle.types import EXACT, Footprint, KvFormat, Skimming, SparsePrefill
 
 log = logging.getLogger("treadle.engine")
 
+UNLIMITED = 2**62
 MOST_KEPT = 0.9  # of the tokens; with more, nothing is gained
 
 
@@ -54,7 +56,7 @@ class Skimmed:
 
 
 class Skim:
-    """One model's. `small` computes, `new_layers` and `reuse` are of the small model."""
+    """One model's. `small` computes, `new_layers` and `reuse` are of the small model; `ledger` counts its rows too."""
 
     def __init__(
         self,
@@ -62,16 +64,19 @@ class Skim:
         new_layers: Callable[[KvFormat | None], Layers],
         reuse: Reuse,
         terms: Terms,
+        ledger: Ledger | None = None,
         clock: Callable[[], float] = time.perf_counter,
         score: Callable[[Any, Layers, int], NDArray[np.float32]] = importance,
     ) -> None:
         self.terms = terms
         self._small = small
+        self._ledger = ledger or Ledger(Footprint(), 0, UNLIMITED)
         self._new_layers = new_layers
         self._reuse = reuse
         self._clock = clock
         self._score = score
         self._read: dict[Sequence, Skimmed] = {}
+        self._broken = ""  # why the small model is no longer asked
 
     @property
     def facts(self) -> Skimming:
@@ -90,8 +95,17 @@ class Skim:
             self._decline(sequence, known, reason, 0.0)
             return False
         shadow = Sequence(replace(sequence.request, spans=()), 0, sequence.arrived, kv=EXACT)
+        need = self._small.caps.footprint.rows(sequence.num_prompt + STEPS)
+        if need > self._ledger.free:
+            self._decline(sequence, known, "There is no memory for the small model's rows.", 0.0)
+            return False
+        self._ledger.promise(_account(sequence), need)
         self._read[sequence] = Skimmed(shadow, known)
         return True
+
+    def at(self, sequence: Sequence) -> int:
+        """How many tokens of a prompt the small model has read."""
+        return self._read[sequence].shadow.computed
 
     def _declines(self, sequence: Sequence, uncached: int) -> str | None:
         """Why a prompt is computed whole, before it was read; None: it may have gaps."""
@@ -106,6 +120,8 @@ class Skim:
             return "The prompt's pictures have positions of their own."
         if sequence.num_prompt + STEPS > most:
             return f"The small model reads at most {most} tokens."
+        if self._broken:
+            return self._broken
         if asked:
             return None
         if not terms.automatic:
@@ -119,25 +135,37 @@ class Skim:
         sequence.sparse = SparsePrefill(False, reason, n, n, seconds)
         sequence.chosen = self._clock()
 
-    def read(self, sequence: Sequence, num_tokens: int) -> None:
-        """Let the small model read up to so many tokens; after the last one, choose."""
+    def read(self, sequence: Sequence, num_tokens: int) -> int:
+        """Let the small model read up to so many tokens; after the last one, choose. Returns how many it read."""
         skimmed, began = self._read[sequence], self._clock()
         try:
-            done = self._advance(skimmed.shadow, num_tokens)
-            selection = self._choice(sequence, skimmed) if done else None
+            n = self._advance(skimmed.shadow, num_tokens)
+            selection = self._choice(sequence, skimmed) if skimmed.shadow.pending == 1 else None
         except Exception as error:
             log.exception("The small model failed at %s.", sequence.id)
-            self._reuse.forget(skimmed.shadow)
-            del self._read[sequence]
-            self._decline(sequence, skimmed.cached, f"The small model failed: {sentence(error)}", skimmed.seconds)
-            return
+            self._broken = f"The small model failed: {sentence(error)}"
+            self._drop(sequence, self._broken)
+            return 0
         skimmed.seconds += self._clock() - began
         if selection is not None:
             self.leave(sequence)
             self._settle(sequence, skimmed, selection)
+        return n
 
-    def _advance(self, shadow: Sequence, num_tokens: int) -> bool:
-        """Compute a chunk of all but the last token; whether that was the end."""
+    def give_way(self) -> None:
+        """Memory is short: prompts that are being read are computed whole."""
+        for sequence in list(self._read):
+            self._drop(sequence, "Memory ran short while the small model was reading.")
+
+    def _drop(self, sequence: Sequence, reason: str) -> None:
+        skimmed = self._read.pop(sequence)
+        self._reuse.forget(skimmed.shadow)
+        skimmed.shadow.layers = None
+        self._ledger.release(_account(sequence))
+        self._decline(sequence, skimmed.cached, reason, skimmed.seconds)
+
+    def _advance(self, shadow: Sequence, num_tokens: int) -> int:
+        """Compute a chunk of all but the last token; how many it were."""
         if shadow.layers is None:
             self._reuse.acquire(shadow, lambda: self._new_layers(EXACT))
         assert shadow.layers is not None
@@ -146,7 +174,7 @@ class Skim:
             self._small.prefill(shadow.layers, shadow.tokens[shadow.computed : shadow.computed + n])
             shadow.computed += n
             self._reuse.publish(shadow)
-        return shadow.pending == 1
+        return n
 
     def _choice(self, sequence: Sequence, skimmed: Skimmed) -> Selection:
         shadow, request, share = skimmed.shadow, sequence.request, self._share(sequence)
@@ -162,6 +190,9 @@ class Skim:
     def _settle(self, sequence: Sequence, skimmed: Skimmed, selection: Selection) -> None:
         request, cached, seconds = sequence.request, skimmed.cached, skimmed.seconds
         n, kept = sequence.num_prompt - cached, len(selection.places)
+        if kept == n:
+            self._decline(sequence, cached, "All of it would be kept.", seconds)
+            return
         if not request.sparse and kept > MOST_KEPT * n:
             self._decline(sequence, cached, f"{kept} of {n} tokens would be kept in any case.", seconds)
             return
@@ -169,20 +200,30 @@ class Skim:
             reason = f"Nothing in the prompt stands out (the best parts score {selection.lift:.2f} times the mean)."
             self._decline(sequence, cached, reason, seconds)
             return
-        if kept < n:
-            self._leave_out(sequence, np.concatenate([np.arange(cached), selection.places]), cached)
+        self._leave_out(sequence, np.concatenate([np.arange(cached), selection.places]))
         sequence.sparse = SparsePrefill(True, "A small model chose what is computed.", n, kept, seconds)
         sequence.chosen = self._clock()
 
-    def _leave_out(self, sequence: Sequence, places: Places, cached: int) -> None:
+    def _leave_out(self, sequence: Sequence, places: Places) -> None:
         request = sequence.request
         spans, boundaries = moved(places, request.spans, request.boundaries)
         left = replace(request, prompt=request.prompt[places], spans=tuple(spans), boundaries=tuple(boundaries))
         sequence.leave_out(left, places)
 
     def leave(self, sequence: Sequence) -> None:
-        """The prompt was read, or its sequence is over. What was computed stays for others."""
+        """The prompt was read, or its sequence is over. What was computed stays for others, where nothing has to go."""
         skimmed = self._read.pop(sequence, None)
-        if skimmed is not None:
-            self._reuse.release(skimmed.shadow, None)
-            skimmed.shadow.layers = None
+        if skimmed is None:
+            return
+        shadow = skimmed.shadow
+        if shadow.layers is not None and self._reuse.has_room(shadow.layers.nbytes):
+            self._reuse.release(shadow, None)
+        else:
+            self._reuse.forget(shadow)
+        shadow.layers = None
+        self._ledger.release(_account(sequence))
+
+
+def _account(sequence: Sequence) -> str:
+    """The name by which the small model's rows of a prompt are promised."""
+    return f"{sequence.id} skimmed"

@@ -85,19 +85,16 @@ class LoadedModel:
 
     @property
     def footprint(self) -> Footprint:
-        """What one sequence occupies, here and in the model that drafts."""
+        """What one sequence occupies, here and in the model that drafts; the one that skims counts for itself."""
         own = self.caps.footprint
-        for small in self.helpers:
-            own = own.beside(small.caps.footprint)
-        return own
+        return own if self.draft is None else own.beside(self.draft.caps.footprint)
 
     @property
     def footprints(self) -> Mapping[str, Footprint]:
         """The same by the format of its rows, where they can have several."""
-        forms = dict(self.caps.kv_footprints)
-        for small in self.helpers:
-            forms = {name: one.beside(small.caps.footprint) for name, one in forms.items()}
-        return forms
+        draft = self.draft
+        forms = self.caps.kv_footprints
+        return forms if draft is None else {name: one.beside(draft.caps.footprint) for name, one in forms.items()}
 
     @property
     def helpers(self) -> list[LoadedModel]:

@@ -28,7 +28,7 @@ from treadle.cache.layers import Layers
 NAME = "scaled_dot_product_attention"
 STEPS = 8  # tokens that the small model makes to look back from
 
-Asked = tuple[Any, Any, float]  # queries [1, heads, 1, dim], keys [1, key heads, columns, dim], scale
+Asked = tuple[Any, Any, float, Any]  # queries [1, heads, 1, dim], keys [1, key heads, columns, dim], scale, mask
 _asked: list[Asked] | None = None
 _made: set[Any] = set()  # functions that tell
 
@@ -48,7 +48,8 @@ def _telling(attend: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(attend)
     def watching(queries: Any, keys: Any, values: Any, *rest: Any, **others: Any) -> Any:
         if _asked is not None:
-            _asked.append((queries, keys, others["scale"] if "scale" in others else rest[1]))
+            given = dict(zip(("cache", "scale", "mask"), rest, strict=False)) | others
+            _asked.append((queries, keys, given["scale"], given.get("mask")))
         return attend(queries, keys, values, *rest, **others)
 
     return watching
@@ -89,10 +90,27 @@ def importance(model: Any, layers: Layers, token: int) -> NDArray[np.float32]:
     return np.array(total / STEPS)
 
 
-def _weights(queries: Any, keys: Any, scale: float, num_tokens: int) -> Any:
-    """The largest weight of each of the first `num_tokens` tokens over all heads, float32 [num_tokens]."""
+def untold(model: Any, layers: Layers) -> str | None:
+    """Why a model does not tell what it looks at, found by asking it about two tokens; None: it does."""
+    layers.begin([1])
+    model(mx.zeros((1, 1), mx.int32), cache=layers.caches)
+    layers.end()
+    try:
+        importance(model, layers, 0)
+    except Exception as error:  # of a third party's model code
+        return str(error)
+    return None
+
+
+def _weights(queries: Any, keys: Any, scale: float, mask: Any, num_tokens: int) -> Any:
+    """The largest weight of each of the first `num_tokens` tokens over all heads, float32 [num_tokens].
+
+    A mask of numbers is a part of the scores (latent attention keeps positions there).
+    """
     _, heads, _, dim = queries.shape
     shared = keys.shape[1]
     grouped = (queries * scale).reshape(1, shared, heads // shared, dim)
-    weights = mx.softmax((grouped @ keys.swapaxes(-1, -2)).astype(mx.float32), axis=-1)
-    return weights.reshape(heads, -1).max(axis=0)[:num_tokens]
+    scores = (grouped @ keys.swapaxes(-1, -2)).astype(mx.float32).reshape(1, heads, 1, -1)
+    if isinstance(mask, mx.array):
+        scores = mx.where(mask, scores, -mx.inf) if mask.dtype == mx.bool_ else scores + mask
+    return mx.softmax(scores, axis=-1)[0, :, 0].max(axis=0)[:num_tokens]

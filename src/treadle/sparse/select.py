@@ -29,8 +29,8 @@ Places = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """`places`: int64, ascending, the tokens that are computed. `lift`: their chunks' mean score against the mean of
-    all; about 1 when nothing in the prompt stands out."""
+    """`places`: int64, ascending, the tokens that are computed. `lift`: the mean score of the best share of chunks
+    against the mean of all; about 1 when nothing in the prompt stands out."""
 
     places: Places
     lift: float
@@ -87,16 +87,16 @@ def select(scores: NDArray[np.float32], kept: NDArray[np.bool_], start: int, sha
     chosen[:n] = kept[start:]
     lines = chosen.reshape(chunks, CHUNK)
     lines[:: ANCHOR_EVERY // CHUNK] = True
-    taken = np.zeros(chunks, np.bool_)
     have = int(chosen[:n].sum())
-    for chunk in np.argsort(-means, kind="stable"):
+    best_first = np.argsort(-means, kind="stable")
+    for chunk in best_first:
         if have >= budget:
             break
         have += int(sizes[chunk] - lines[chunk, : sizes[chunk]].sum())
         lines[chunk] = True
-        taken[chunk] = True
     mean = float((means * sizes).sum() / n)
-    best = float((means[taken] * sizes[taken]).sum() / sizes[taken].sum()) if taken.any() else mean
+    top = best_first[: max(1, int(share * chunks))]
+    best = float((means[top] * sizes[top]).sum() / sizes[top].sum())
     return Selection(np.flatnonzero(chosen[:n]) + start, best / mean if mean > 0 else 1.0)
 
 
