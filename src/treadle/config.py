@@ -55,7 +55,7 @@ class Config:
     draft_model: str = "auto"  # a smaller model of the same vocabulary; auto: one that is here already; none
     specprefill_model: str | None = None  # a smaller model of the same vocabulary that says what of a prompt matters
     specprefill: bool = True  # leave a part of long prompts out without being asked to; False: only where asked
-    specprefill_threshold: int = 8192  # tokens without cached rows from which on
+    specprefill_threshold: int = 8192  # tokens without cached rows beyond which that is done
     specprefill_keep_pct: float = 0.3  # share of these tokens that is computed
     allow_image_urls: bool = False  # fetch images from http(s) addresses of the internet
     image_max_mp: float = 8.0  # megapixels; larger images are scaled down before the model's own processor sees them
