@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -202,3 +203,17 @@ def test_a_request_past_its_time_ends_with_a_sentence() -> None:
         assert outputs[-1].finish is Finish.ABORT and "time limit" in (outputs[-1].error or "")
 
     with_engine(engine_of(SlowModel()), body)
+
+
+def test_what_was_computed_last_is_on_disk_after_the_end(tmp_path: Path) -> None:
+    request = request_of("a", [1 + i % 90 for i in range(300)], 4)
+    cached = []
+
+    async def body(engine: Engine) -> None:
+        outputs = [output async for output in engine.submit(request)]
+        assert outputs[-1].usage is not None
+        cached.append(outputs[-1].usage.cached_tokens)
+
+    for _ in range(2):
+        with_engine(engine_of(HashModel(), cache_dir=str(tmp_path), cache_min_tokens=16), body)
+    assert cached[0] == 0 and cached[1] >= 256

@@ -210,6 +210,7 @@ class EngineThread:
             self._send(outputs)
         mx.synchronize()  # a step under way must not outlive this thread's stream
         if self._store is not None and self._store.spill is not None:
+            self._store.save()  # what was computed last would have been written in the next idle moment
             self._store.spill.tier.stop()
 
     def _fail(self, reason: str) -> None:
