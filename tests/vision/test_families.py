@@ -20,7 +20,7 @@ from treadle.engine.loop import Loop
 from treadle.engine.reuse import Reuse
 from treadle.models.capabilities import new_layers
 from treadle.models.kv import with_kv
-from treadle.models.vlm_check import judged, our_logits, own_logits
+from treadle.models.vlm_check import Peaks, judged, our_logits, own_logits
 from treadle.types import Caps, Finish, KvFormat, Request, Sampling
 from treadle.vision.families import FAMILIES
 from treadle.vision.sight import Sight
@@ -78,7 +78,7 @@ def together(one: Tiny, *pictures: Any) -> dict[str, Any]:
 def test_the_check_at_load_finds_that_it_sees(family: str) -> None:
     one = tiny(family)
     prompt, spans = one.prompt("Here is ", shown(one, 1), " and it shows")
-    found = judged(one.model, one.caps, family, prompt, spans, TAIL)
+    found = judged(one.model, one.caps, family, prompt, spans, TAIL, Peaks())
     assert found.works, found.why
 
 
@@ -88,7 +88,7 @@ def test_logits_behind_several_pictures_equal_those_of_mlx_vlm(family: str) -> N
     first, second, third = (shown(one, seed) for seed in (1, 2, 3))
     prompt, spans = one.prompt("a ", first, " then ", second, third, " and what now?")
     own = own_logits(one.model, prompt, together(one, first, second, third), TAIL)
-    ours = our_logits(one.model, one.caps, prompt, spans, TAIL)
+    ours = our_logits(one.model, one.caps, prompt, spans, TAIL, Peaks())
     np.testing.assert_allclose(np.array(ours), np.array(own), atol=2e-4, rtol=1e-3)
 
 
@@ -100,7 +100,7 @@ def test_a_model_that_sees_another_picture_is_found_out(family: str) -> None:
     prompt, _ = one.prompt("Here is ", right, " and it shows")
     own = own_logits(one.model, prompt, one.model.inputs(right.picture), TAIL)
     _, other = one.prompt("Here is ", wrong, " and it shows")
-    ours = our_logits(one.model, one.caps, prompt, other, TAIL)
+    ours = our_logits(one.model, one.caps, prompt, other, TAIL, Peaks())
     assert float(np.abs(np.array(own) - np.array(ours)).max()) > 0.05
 
 
@@ -186,7 +186,7 @@ def test_pictures_of_other_shapes_take_another_number_of_tokens(family: str) -> 
         picture = shown(one, 1, width=width, height=height)
         prompt, spans = one.prompt("a ", picture, " b")
         counts.add(picture.picture.num_rows)
-        assert judged(one.model, one.caps, family, prompt, spans, TAIL).works
+        assert judged(one.model, one.caps, family, prompt, spans, TAIL, Peaks()).works
     assert len(counts) > 1
 
 
