@@ -95,8 +95,9 @@ GIVEN = {
     "cache_dir": "kept",
     "log_format": "json",
     "speculation": "draft",
+    "specprefill_keep_pct": "0.25",
 }  # where 7 is no legal value
-PATHS = ("cache_dir", "models_file")
+PATHS = ("cache_dir", "models_file", "specprefill_model")
 REPEATED = {
     "api_keys": ("--api-key", ("one", "two")),
     "allowed_origins": ("--allowed-origin", ("https://a.example", "http://b:80")),
@@ -113,8 +114,8 @@ def test_every_option_of_serve_reaches_its_field(monkeypatch: pytest.MonkeyPatch
             wanted["model"] = "gemma3-270m"
             arguments.append("gemma3-270m")
         elif isinstance(default, bool):
-            wanted[field.name] = True
-            arguments.append("--" + field.name.replace("_", "-"))
+            wanted[field.name] = not default
+            arguments.append(("--no-" if default else "--") + field.name.replace("_", "-"))
         elif field.name in REPEATED:
             flag, wanted[field.name] = REPEATED[field.name]
             arguments += [part for value in wanted[field.name] for part in (flag, value)]

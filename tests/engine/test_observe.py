@@ -53,7 +53,7 @@ def test_a_look_once_a_second_tells_of_the_device_the_cache_and_the_sequences() 
         for _ in range(400):
             await asyncio.sleep(0.01)
             gauges = engine.recorder.gauges
-            if any(sequence.stage == "decode" for sequence in gauges.sequences):
+            if any((one.id, one.stage) == ("r", "decode") for one in gauges.sequences):
                 break
         stream.abort()
         [sequence] = gauges.sequences
