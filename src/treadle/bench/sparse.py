@@ -56,12 +56,14 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--texts", type=int, default=6)
     parser.add_argument("--rounds", type=int, default=2)
     args = parser.parse_args(argv)
+    if args.part != "speed" and args.model.startswith("random:"):
+        parser.error(f"the quality of random weights says nothing: ask for --part speed of {args.model}")
     if args.part in ("speed", "both"):
         target, small = subject_of(args.model), subject_of(args.small)
         rows = [_speed(target, small, n, args.keep[0], args.rounds) for n in args.context]
         report("sparse: speed", rows, model=target.name, small=small.name, keep=args.keep[0])
     if args.part in ("quality", "both"):
-        quality = _Quality(args.model if not args.model.startswith("random:") else "smollm2", max(args.context))
+        quality = _Quality(args.model, max(args.context))
         rows = [quality.measured(keep, args.texts) for keep in (1.0, *args.keep)]
         report("sparse: quality", rows, model=quality.name, tokens=quality.context)
 

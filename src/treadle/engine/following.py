@@ -15,6 +15,7 @@ from functools import partial
 from treadle.cache.layers import Layers
 from treadle.engine.reuse import Reuse
 from treadle.engine.sequence import Sequence
+from treadle.engine.shadow import read_on
 from treadle.speculate.draft_model import DraftModel
 
 LEVEL = 32  # tokens behind at which a shadow may join the rows, whose first step computes them
@@ -77,14 +78,7 @@ class Following:
         sequence = next(s for s in self._shadows if s not in self.draft.keys)
         shadow = self._shadows[sequence]
         self._learn(sequence, shadow)
-        if shadow.layers is None:
-            self.reuse.acquire(shadow, self.new_layers)
-        assert shadow.layers is not None
-        n = min(num_tokens, shadow.pending - 1)
-        if n > 0:
-            self.draft.prefill(shadow.layers, shadow.tokens[shadow.computed : shadow.computed + n])
-            shadow.computed += n
-            self.reuse.publish(shadow)
+        n = read_on(shadow, num_tokens, self.draft, self.reuse, self.new_layers)
         if shadow.pending <= LEVEL:
             self._join(sequence, shadow)
         return n

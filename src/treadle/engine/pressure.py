@@ -188,11 +188,13 @@ class Pressure:
             case Act.END:
                 assert found is not None
                 end(*found)
-            case Act.HOLD | Act.ADMIT:
+            case Act.HOLD:
+                log.info("Admission stops: memory runs short.")
                 for loop in self._loops():
-                    if action.act is Act.HOLD and loop.skim is not None:
+                    if loop.skim is not None:
                         loop.skim.give_way()
-                log.info("Admission %s.", "stops: memory runs short" if action.act is Act.HOLD else "goes on")
+            case Act.ADMIT:
+                log.info("Admission goes on.")
 
     def _evict(self, nbytes: int) -> None:
         """Encoded pictures first: where a prefix is cached, those in it are needed no more."""

@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from treadle.engine.ending import sentence
 from treadle.engine.memory import Ledger
 from treadle.engine.reuse import Reuse
 from treadle.engine.sequence import Sequence
+from treadle.engine.shadow import read_on
 from treadle.sparse.score import STEPS, importance
 from treadle.sparse.select import LEAST_LIFT, Places, Selection, moved, needed, select, smooth
 from treadle.speculate.draft_model import DraftModel
@@ -139,7 +141,7 @@ class Skim:
         """Let the small model read up to so many tokens; after the last one, choose. Returns how many it read."""
         skimmed, began = self._read[sequence], self._clock()
         try:
-            n = self._advance(skimmed.shadow, num_tokens)
+            n = read_on(skimmed.shadow, num_tokens, self._small, self._reuse, partial(self._new_layers, EXACT))
             selection = self._choice(sequence, skimmed) if skimmed.shadow.pending == 1 else None
         except Exception as error:
             log.exception("The small model failed at %s.", sequence.id)
@@ -164,22 +166,10 @@ class Skim:
         self._ledger.release(_account(sequence))
         self._decline(sequence, skimmed.cached, reason, skimmed.seconds)
 
-    def _advance(self, shadow: Sequence, num_tokens: int) -> int:
-        """Compute a chunk of all but the last token; how many it were."""
-        if shadow.layers is None:
-            self._reuse.acquire(shadow, lambda: self._new_layers(EXACT))
-        assert shadow.layers is not None
-        n = min(num_tokens, shadow.pending - 1)
-        if n > 0:
-            self._small.prefill(shadow.layers, shadow.tokens[shadow.computed : shadow.computed + n])
-            shadow.computed += n
-            self._reuse.publish(shadow)
-        return n
-
     def _choice(self, sequence: Sequence, skimmed: Skimmed) -> Selection:
         shadow, request, share = skimmed.shadow, sequence.request, self._share(sequence)
         assert shadow.layers is not None
-        scores = self._score(self._small.model, shadow.layers, self._small.known_id(int(shadow.tokens[-1])))
+        scores = self._score(self._small.model, shadow.layers, int(self._small.known_ids(shadow.tokens[-1:])[0]))
         start = skimmed.cached
         kept = needed(request.prompt, request.boundaries, request.spans, self.terms.special, share, start)
         return select(smooth(scores), kept, start, share)

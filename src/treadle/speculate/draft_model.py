@@ -33,7 +33,7 @@ class DraftModel(Generic[K]):
     def prefill(self, layers: Layers, ids: Ids) -> None:
         """Compute one sequence's next rows, [num_tokens] ids, in layers of its own."""
         layers.begin([len(ids)])
-        self.model(mx.array(self._known(ids))[None], cache=layers.caches)
+        self.model(mx.array(self.known_ids(ids))[None], cache=layers.caches)
         layers.end()
         mx.eval(layers.arrays())
 
@@ -77,7 +77,7 @@ class DraftModel(Generic[K]):
         sizes = [len(feeds[key]) for key in self.keys]
         ids = np.zeros((len(sizes), max(sizes)), np.int32)
         for line, key in zip(ids, self.keys, strict=True):
-            line[: len(feeds[key])] = self._known(feeds[key])
+            line[: len(feeds[key])] = self.known_ids(feeds[key])
         positions = [known + size for known, size in zip(layers.lengths, sizes, strict=True)]
         logits = self._step(layers, mx.array(ids), sizes)
         last = logits[mx.arange(len(sizes)), mx.array([size - 1 for size in sizes])]
@@ -105,10 +105,7 @@ class DraftModel(Generic[K]):
         if surplus > 0:
             self.layers.rewind(row, surplus)
 
-    def known_id(self, id: int) -> int:
-        return id if id < self.caps.vocab_size else 0
-
-    def _known(self, ids: Ids) -> Any:
+    def known_ids(self, ids: Ids) -> Any:
         """Ids as this model knows them: those beyond its embedding (padding of the larger model) become the first."""
         return np.where(ids < self.caps.vocab_size, ids, 0).astype(np.int32)
 
