@@ -33,7 +33,7 @@ class Config:
     max_rows: int = 16  # sequences that decode together
     max_waiting: int = 256  # requests in the queue before 429
     on_busy: str = "batch"  # batch | queue | preempt
-    prefill_chunk: int = 512  # most prompt tokens in one step
+    prefill_chunk: int | None = None  # most prompt tokens in one step; None: what suits the device
     prefill_share: float = 0.5  # share of the time for prefill while streams decode
     prefill_stall_s: float = 0.25  # longest pause one chunk may put into running streams
     request_timeout_s: float | None = None
@@ -78,7 +78,6 @@ class Config:
             "port",
             "max_rows",
             "max_waiting",
-            "prefill_chunk",
             "prefill_stall_s",
             "keepalive_s",
             "max_body_mb",
@@ -90,7 +89,14 @@ class Config:
         for key in positive:
             if not 0 < getattr(self, key) < math.inf:
                 raise ConfigError(f"{key} must be positive, not {getattr(self, key)}.", param=key)
-        for key in ("context_length", "request_timeout_s", "memory_limit_gb", "rate_limit_per_minute", "model_idle_s"):
+        for key in (
+            "context_length",
+            "prefill_chunk",
+            "request_timeout_s",
+            "memory_limit_gb",
+            "rate_limit_per_minute",
+            "model_idle_s",
+        ):
             value = getattr(self, key)
             if value is not None and not 0 < value < math.inf:
                 raise ConfigError(f"{key} must be positive, not {value}.", param=key)

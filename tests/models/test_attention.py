@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 
 from tests.tiny import CONFIGS, VOCAB, built
-from treadle.models import attention
+from treadle.cache import recent_columns
+from treadle.cache.columns import SoloColumns
+from treadle.cache.rows import Rows
+from treadle.models import attention, few_queries
 from treadle.models.capabilities import describe, forward, new_layers
 from treadle.runtime import mlx_lm_module
-from treadle.types import Batching
+from treadle.types import Batching, KvFormat
 
 
 def reference(queries: Any, keys: Any, values: Any, seen: tuple[Any, Any, Any], scale: float, reach: int) -> Any:
@@ -40,8 +43,26 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
         return reference(queries, *rest)
 
     monkeypatch.setattr(attention, "few_queries", counted)
-    monkeypatch.setattr(attention, "WARP", 8)
+    monkeypatch.setattr(few_queries, "WARP", 8)
     return made
+
+
+def packed_reference(
+    queries: Any, exact: Any, packed: Any, seen: tuple[Any, Any, Any], scale: float, reach: int
+) -> Any:
+    """What the kernel over packed rows computes, by its own inputs and no mask."""
+    table, position, limits = seen
+    read_to, recent, base, end = limits.tolist()
+    rows, n = queries.shape[0], queries.shape[2]
+    assert end == reach <= min(piece.num_tokens for piece in packed)
+    here = (position[:, None] + mx.arange(n))[:, None, :, None]
+    edge = mx.maximum(here + 1 - recent, 0) // recent_columns.BLOCK * recent_columns.BLOCK
+    late = table[:rows, None, None, :read_to].astype(mx.int64) + base
+    old = mx.broadcast_to(mx.arange(end) < edge, (rows, 1, n, end))
+    visible = mx.concatenate([old, (late <= here) & (late >= edge)], axis=-1)
+    both = zip(packed, exact, strict=True)
+    keys, values = (mx.concatenate([p.unpack()[:rows, :, :end], e[:rows, :, :read_to]], axis=2) for p, e in both)
+    return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=visible)
 
 
 @pytest.fixture
@@ -87,6 +108,75 @@ def test_a_few_queries_and_a_short_chunk_see_what_single_steps_see(name: str, ca
     assert {n for _, n in calls} >= {3}, "few queries went to the kernel"
 
 
+@pytest.mark.parametrize("rows", [1, 3])
+def test_packed_rows_are_read_as_if_they_were_unpacked(
+    rows: int, installed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recent_columns, "BLOCK", 8)
+    made = []
+
+    def counted(queries: Any, *rest: Any) -> Any:
+        made.append(queries.shape[:3:2])
+        return packed_reference(queries, *rest)
+
+    plain, caps = built(CONFIGS["wide heads"])
+    rng = np.random.default_rng(rows)
+    prompts = [rng.integers(0, VOCAB, n).tolist() for n in (50, 23, 61)[:rows]]
+    steps = [rng.integers(0, VOCAB, (rows, n)).tolist() for n in (1, 1, 5, 1, 12, 1)]
+
+    def logits(model: Any) -> list[Any]:
+        layers = [new_layers(model, caps, KvFormat(8, 8, recent=3)) for _ in prompts]
+        found = [np.array(forward(model, [p], one)) for p, one in zip(prompts, layers, strict=True)]
+        for other in layers[1:]:
+            layers[0].join(other)
+        for ids in steps:
+            found.append(np.array(forward(model, ids, layers[0])))
+            if len(ids[0]) == 5:
+                layers[0].rewind(0, 4)
+        return found
+
+    expected = logits(plain)
+    model = installed("wide heads")
+    model.update(plain.parameters())
+    monkeypatch.setattr(attention, "few_queries_packed", counted)
+    monkeypatch.setattr(attention, "few_queries", reference)
+    for a, b in zip(logits(model), expected, strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-4)
+    layers = len(caps.layers)
+    assert made.count((rows, 1)) == 4 * layers and made.count((rows, 5)) == made.count((rows, 12)) == layers
+
+
+@pytest.mark.parametrize("start", [0, 7, 256, 300])
+def test_long_chunks_are_computed_over_a_grid_of_sizes(start: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "LEAST_GRAIN", 32)
+    columns = SoloColumns(None)
+    rows = Rows(columns)
+    rows.reserve = 800
+    met = []
+    plain = mx.fast.scaled_dot_product_attention
+
+    def noted(queries: Any, keys: Any, values: Any, **rest: Any) -> Any:
+        met.append((queries.shape[2], keys.shape[2]))
+        return plain(queries, keys, values, **rest)
+
+    mx.random.seed(start)
+    for n in (start, 100):
+        columns.begin([n])
+        keys, values = rows.update_and_fetch(*(mx.random.normal((1, 2, n, 32)) for _ in "kv"))
+        columns.count = n
+        queries = mx.random.normal((1, 4, n, 32))
+        if n == 100:
+            monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", noted)
+            found = attention.on_grid(queries, rows, 0.1)
+            np.testing.assert_allclose(found, plain(queries, keys, values, scale=0.1, mask="causal"), atol=1e-5)
+        columns.end()
+    assert met and all(a % 32 == 0 and b % 32 == 0 and b >= start + 100 for a, b in met)
+
+
+def test_the_grid_grows_with_the_columns() -> None:
+    assert [attention.grain_of(n) for n in (1, 8192, 16383, 16384, 65536)] == [256, 256, 256, 512, 2048]
+
+
 def test_what_has_sinks_is_left_to_mlx(calls: list[Any], installed: Any) -> None:
     model = installed("sinks")
     layers = new_layers(model, built(CONFIGS["sinks"])[1])
@@ -99,4 +189,4 @@ def test_what_has_sinks_is_left_to_mlx(calls: list[Any], installed: Any) -> None
     [(128, 512, 1), (64, 900, 1), (64, 1024, 2), (64, 8192, 4), (8, 32768, 8), (300, 32768, 1), (8, 100, 1)],
 )
 def test_columns_are_split_only_where_few_blocks_face_many(blocks: int, reach: int, expected: int) -> None:
-    assert attention.parts(blocks, reach) == expected
+    assert few_queries.parts(blocks, reach) == expected

@@ -13,7 +13,7 @@ import pytest
 from tests.models.test_attention import reference
 from tests.vision.families import CONFIGS, Tiny, tiny, tokenizer
 from treadle.cache import attend, recent_columns
-from treadle.models import attention, packed_attention
+from treadle.models import attention, few_queries, packed_attention
 from treadle.models.capabilities import describe, forward, mlx_cache, new_layers
 from treadle.types import Batching, KvFormat
 
@@ -52,7 +52,7 @@ def test_few_queries_of_every_layer_go_to_the_kernel(
         return reference(queries, *rest)
 
     monkeypatch.setattr(attention, "few_queries", counted)
-    monkeypatch.setattr(attention, "WARP", 8)
+    monkeypatch.setattr(few_queries, "WARP", 8)
     model, num_layers = tiny(family).model, len(tiny(family).caps.layers)
     ids = tokenizer().encode(TEXT, add_special_tokens=False)[:20]  # within the window of Gemma
     whole = np.array(model(mx.array([ids]), mlx_cache.make_prompt_cache(model)))[0]

@@ -28,8 +28,11 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--draft", choices=("none", "self"), default="none", help="text: the model as its own draft")
     parser.add_argument("--length", choices=LENGTHS, nargs="+", default=list(LENGTHS), help="text: of the prompts")
     parser.add_argument("--noise", type=float, default=None, help="script: logits this close are a tie; 0: none are")
+    parser.add_argument("--no-repeats", action="store_true", help="script: lookup alone, in a text that never repeats")
     parser.add_argument("--own-text", action="store_true", help="script: random weights decide the text too")
     args = parser.parse_args(argv)
+    if args.no_repeats and args.own_text:
+        parser.error("a text that never repeats is not the model's own: leave out --own-text")
     if "text" in args.part:
         _text(args)
     if "script" in args.part:
@@ -53,10 +56,11 @@ def _text(args: argparse.Namespace) -> None:
 def _script(args: argparse.Namespace) -> None:
     name = args.model or "random:tiny"
     subject = subject_of(name)
+    rights = [*args.accept, *([None] if args.no_repeats else [])]
     settled = name.startswith("random:") and not args.own_text
     stage = Stage(subject, settled, args.noise)
     for case in [(context, rows) for context in args.context for rows in args.rows]:
-        lines = scripted_case(stage, *case, args.tokens, args.rounds, args.accept)
+        lines = scripted_case(stage, *case, args.tokens, args.rounds, rights)
         report(
             "speculate: drafts by script",
             lines,

@@ -1,7 +1,8 @@
 """Drafts by script: the true continuation, each token spoilt with a given probability. Engine thread only.
 
 What is measured is the loop as it is, with its control, its checks and its rewinds; only where the drafts come from is
-played. With random weights the two best candidates often lie closer together than rounding. So that the text is the
+played; or not even that, to see what looking for drafts costs in a text without repeats (`--no-repeats`).
+With random weights the two best candidates often lie closer together than rounding. So that the text is the
 same however it is computed, `Settled` lets every token be decided by the one before it; each forward pass is still
 computed in full. Without it (`--own-text`) the model's own text is recorded first, and ties show in the figures.
 """
@@ -103,12 +104,19 @@ class Stage:
         measured = calibrate(self.model, subject.caps.vocab_size, self._new_layers)
         self.calibration = Calibration(measured.noise if noise is None else noise, measured.cost)
 
-    def scripted(self, right: float, truth: Sequence[int]) -> Scripted:
-        """As a server has it that was just started."""
+    def scripted(self, right: float | None, truth: Sequence[int]) -> Speculation:
+        """As a server has it that was just started; without `right` there is no script, but lookup in the text."""
         cost = deepcopy(self.calibration.cost)
+        if right is None:
+            return Speculation(self.subject.caps, time.perf_counter, cost=cost, noise=self.calibration.noise)
         speculation = Scripted(self.subject.caps, time.perf_counter, cost=cost, noise=self.calibration.noise)
         speculation.right, speculation.truth = right, truth
         return speculation
+
+    def unscripted(self, before: Speculation) -> Speculation:
+        """Another one without a script, that knows what steps cost and nothing else."""
+        caps, clock = self.subject.caps, time.perf_counter
+        return Speculation(caps, clock, cost=before.cost, noise=before.noise, counters=before.counters)
 
     def prompt(self, context: int) -> Ids:
         return np.random.default_rng(context).integers(0, self.subject.caps.vocab_size, context)
@@ -155,7 +163,7 @@ def _outputs(loop: Loop) -> list[Any]:
 
 
 def scripted_case(
-    stage: Stage, context: int, rows: int, tokens: int, rounds: int, rights: Sequence[float]
+    stage: Stage, context: int, rows: int, tokens: int, rounds: int, rights: Sequence[float | None]
 ) -> list[Mapping[str, Any]]:
     """One line for each of `rights`: without and with drafts by turns, medians over the rounds after the first.
 
@@ -165,16 +173,18 @@ def scripted_case(
     truth = stage.truth(context, most)
     scripts = {right: stage.scripted(right, truth) for right in rights}
     off: list[Pace] = []
-    on: dict[float, list[Pace]] = {right: [] for right in rights}
+    on: dict[float | None, list[Pace]] = {right: [] for right in rights}
     for _ in range(rounds + 1):
         off.append(stage.run(context, rows, tokens, most, None))
-        for right, speculation in scripts.items():
+        for right, speculation in list(scripts.items()):
+            if right is None:  # one that remembers no replies: all rounds have the same text
+                speculation = scripts[None] = stage.unscripted(speculation)
             on[right].append(stage.run(context, rows, tokens, most, speculation))
     return [_line(context, rows, right, off, on[right], scripts[right]) for right in rights]
 
 
 def _line(
-    context: int, rows: int, right: float, off: Sequence[Pace], on: Sequence[Pace], speculation: Speculation
+    context: int, rows: int, right: float | None, off: Sequence[Pace], on: Sequence[Pace], speculation: Speculation
 ) -> Mapping[str, Any]:
     counters = speculation.counters
     drafted, accepted = (sum(counts.values()) for counts in (counters.drafted, counters.accepted))
@@ -182,7 +192,7 @@ def _line(
     return {
         "context": context,
         "rows": rows,
-        "accept": right,
+        "accept": "no drafts by script" if right is None else right,
         "off tok/s": plain,
         "on tok/s": checked,
         "ratio": float(np.median([b.speed / a.speed for a, b in zip(off[1:], on[1:], strict=True)])),

@@ -24,6 +24,8 @@ STEP = 256  # buffers grow by this many columns
 GRAIN = 64  # a batch reads a multiple of this many columns, so that attention meets a new shape once in 64 steps
 SLACK = 256  # tokens kept behind a window, so that recent ones can be taken back
 TAIL = 64  # columns at the end in which tokens to be taken back nearly always lie
+SINKS = 64  # columns at the beginning that are seen from everywhere, because models are used to look at them
+FEW = 16  # a step of so many tokens sees all
 FREE = np.int32(2**31 - 1)  # the position of a column that holds nothing for a row
 
 
@@ -42,7 +44,9 @@ class SoloColumns:
         self.count = 0
         self.gap = 0
         self.places: Any = None
+        self.sight: int | None = None  # see `look_back`
         self._view: tuple[Any, Any, Any] | None = None
+        self._starts: tuple[int, Any] = (-1, None)
 
     num_rows = 1
 
@@ -81,6 +85,16 @@ class SoloColumns:
         """Where the step's tokens stand: the position of the first, or int32 [1, n] of each; see `stand`."""
         return self.length + self.gap if self.places is None else self.places
 
+    @property
+    def starts(self) -> Any:
+        """`offset` of a step of one token as int32 [1], the same array for all layers."""
+        if self.places is not None:
+            return self.places.reshape(-1)
+        place = self.length + self.gap
+        if self._starts[0] != place:
+            self._starts = (place, mx.array([place], mx.int32))
+        return self._starts[1]
+
     def stand(self, gaps: Sequence[int], places: Any) -> None:
         """Say where this step's tokens stand: so far behind their number in the row, or at `places`, int32 [1, n]."""
         self.gap, self.places = (gaps[0] if gaps else 0), places
@@ -107,6 +121,13 @@ class SoloColumns:
         keep = self.window + SLACK
         return self.index - keep if self.index + count > 2 * keep and self.index > keep else 0
 
+    @property
+    def unseen(self) -> tuple[int, int]:
+        """The columns, from and to, that the queries of this step do not see though they could; see `look_back`."""
+        if self.sight is None or self.count <= FEW or self.index - self.sight <= SINKS:
+            return 0, 0
+        return SINKS, self.index - self.sight
+
     def begin(self, counts: Sequence[int]) -> None:
         self.count = counts[0]
         self._view = None
@@ -119,7 +140,7 @@ class SoloColumns:
         """What a "causal" step sees, as `BatchColumns.view_of`; positions count from column 0 here."""
         if self._view is None:
             limits = mx.array([self.read_to, 0], mx.int32)
-            self._view = (_places(capacity), mx.array([self.index], mx.int32), limits)
+            self._view = (places(capacity), mx.array([self.index], mx.int32), limits)
         return self._view
 
     def rewind(self, row: int, n: int) -> None:
@@ -134,7 +155,7 @@ class SoloColumns:
         `additive` is for batches alone: an exact layout seldom needs an array.
         """
         window = self.window if self.window is not None else window
-        total = self.index + n - self.read_from
+        total = self.index + n - self.read_from - (self.unseen[1] - self.unseen[0])
         if n == 1 and not return_array and (window is None or total <= window):
             return None
         if not return_array and (window is None or total <= window):
@@ -190,12 +211,18 @@ class BatchColumns:
             self._offset = mx.array([n + gap for n, gap in zip(self.lengths, self._gaps, strict=True)], mx.int32)
         return self._offset
 
+    @property
+    def starts(self) -> Any:
+        """The same, by the name that columns of one sequence have for it too."""
+        return self.offset
+
     def stand(self, gaps: Sequence[int], places: Any) -> None:
         """Say how far this step's tokens stand behind their numbers, row by row; none: not at all."""
         assert places is None, "prompts are computed one at a time"
         self._gaps = list(gaps)
 
     read_from = 0
+    unseen = (0, 0)
 
     @property
     def read_to(self) -> int:
@@ -365,11 +392,11 @@ def needed_window(window: int | None, position: int, held: int) -> tuple[int, in
 
 
 @lru_cache(maxsize=8)
-def _places(capacity: int) -> Any:
+def places(capacity: int) -> Any:
     """int32 [1, capacity]: each column holds the token of its own number."""
-    places = mx.arange(capacity, dtype=mx.int32)[None]
-    mx.eval(places)  # it outlives the step
-    return places
+    found = mx.arange(capacity, dtype=mx.int32)[None]
+    mx.eval(found)  # it outlives the step
+    return found
 
 
 Columns = SoloColumns | BatchColumns

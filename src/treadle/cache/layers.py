@@ -119,6 +119,15 @@ class Layers:
             window = r.columns.window
             r.reserve = num_tokens if window is None else min(num_tokens, window)
 
+    def look_back(self, num_tokens: int) -> None:
+        """Let steps of several tokens see the first `SINKS` tokens and this many before them only, in layers that see
+        all: the time for a long prompt then grows with its length alone. Of one sequence whose rows are exact.
+        """
+        for window, columns in self.columns.items():
+            if window is None:
+                assert isinstance(columns, SoloColumns) and not columns.partial
+                columns.sight = num_tokens
+
     def begin(self, counts: Sequence[int], gaps: Sequence[int] = (), places: Any = None) -> None:
         """Announce how many tokens each row gets in the coming forward (ids are [rows, max(counts)]).
 

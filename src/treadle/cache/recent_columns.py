@@ -21,10 +21,11 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from treadle.cache.columns import BatchColumns, SoloColumns
+from treadle.cache.columns import BatchColumns, SoloColumns, places
 
 BLOCK = 64  # tokens that are packed together
 SPARE = 64  # tokens that can be taken back at any time
+PACKED = -1  # the key of a step's limits, beside those of windows
 
 
 def edge(position: int, recent: int) -> int:
@@ -49,6 +50,7 @@ class SoloRecent(SoloColumns):
         super().__init__(None, length, first)
         self.recent = recent
         self.packed = packed
+        self._made: Any = None  # the last mask
 
     partial = True
 
@@ -109,8 +111,26 @@ class SoloRecent(SoloColumns):
     def alone(self, row: int, held: int) -> SoloRecent:
         return SoloRecent(self.recent, self.length, self.length - held, self.packed)
 
+    def packed_view(self, mask: Any, capacity: int) -> tuple[Any, Any, Any] | None:
+        """What a step sees whose `mask` was made here, for a kernel that needs none; None for another one.
+
+        int32 (table [1, capacity], position [1] of the first query, [end of the exact columns, recent tokens, what the
+        table counts from, end of the packed tokens]).
+        """
+        if not (mask is None or isinstance(mask, str) or mask is self._made):
+            return None
+        if self._view is None:
+            limits = mx.array([self.read_to, self.recent, self.first, self.read_packed], mx.int32)
+            self._view = (places(capacity), mx.array([self.length], mx.int32), limits)
+        return self._view
+
     def make_mask(self, n: int, return_array: bool, window: int | None, additive: Any = None) -> Any:
         """`None`, `"causal"`, or bool [n, columns read]; numbers of the type `additive` where that is given."""
+        mask = self._mask(n, return_array, window, additive)
+        self._made = mask if window is None else None
+        return mask
+
+    def _mask(self, n: int, return_array: bool, window: int | None, additive: Any) -> Any:
         low, high = self.edge(self.length), self.edge(self.length + n - 1)
         if low == high and not return_array and (window is None or self.length + n <= window):
             return None if n == 1 else "causal"
@@ -202,6 +222,15 @@ class BatchRecent(BatchColumns):
 
     def waste(self) -> bool:
         return self.index - max(map(self._kept, range(self.num_rows)), default=0) > 2 * BLOCK
+
+    def packed_view(self, mask: Any, capacity: int) -> tuple[Any, Any, Any] | None:
+        """As for one sequence; positions are counted from 0."""
+        own = next((key for key, made in self._masks.items() if made is mask), None)
+        if own is None or own[1] is not None:
+            return None
+        if PACKED not in self._limits:
+            self._limits[PACKED] = mx.array([self.read_to, self.recent, 0, self.read_packed], mx.int32)
+        return self._upload(), self.numbers, self._limits[PACKED]
 
     def make_mask(self, n: int, return_array: bool, window: int | None, additive: Any = None) -> Any:
         """[rows, 1, n, packed and exact columns]: bool, or 0 and the least number in the type `additive`."""

@@ -54,6 +54,12 @@ class Rows:
     def keys_and_values(self) -> tuple[Any, Any]:
         """What the queries of this step can see; also asked by layers that share these rows."""
         rows, start, end = self.columns.num_rows, self.columns.read_from, self.columns.read_to
+        near, far = self.columns.unseen
+        if near < far:
+            keys, values = (
+                mx.concatenate([a[:, :, :near], a[:, :, far:end]], axis=2) for a in (self.keys, self.values)
+            )
+            return keys, values
         if rows == self.keys.shape[0] and start == 0 and end == self.keys.shape[2]:
             return self.keys, self.values
         return self.keys[:rows, :, start:end], self.values[:rows, :, start:end]

@@ -25,7 +25,7 @@ from treadle.engine.admission import make_fit
 from treadle.engine.ending import fault, refusal, sentence
 from treadle.engine.group import Flight, Group
 from treadle.engine.memory import Ledger
-from treadle.engine.prefill import compute, embedding
+from treadle.engine.prefill import compute, embedding, usual_chunk
 from treadle.engine.reuse import Reuse
 from treadle.engine.sampling import NAN_TOKEN
 from treadle.engine.sequence import Emission, Sequence, Stage
@@ -77,7 +77,9 @@ class Loop:
         self.waiting: deque[Sequence] = deque()
         self.prefilling: list[Sequence] = []
         self.groups: list[Group] = []
-        self.pacer = scheduler.Pacer(config.prefill_chunk, config.prefill_share, config.prefill_stall_s)
+        self.pacer = scheduler.Pacer(
+            config.prefill_chunk or usual_chunk(), config.prefill_share, config.prefill_stall_s
+        )
         self._outputs: list[Output] = []
         self._turn = 0
         self._steps = 0
@@ -293,7 +295,7 @@ class Loop:
                 self.reuse.acquire(sequence, partial(self.new_layers, sequence.kv))
                 self._outputs.append(Output(sequence.id, prefilled=sequence.reached))  # what need not be computed
             n = min(self.ledger.chunk(allowance, len(sequence.tokens)), sequence.ahead)
-            n = scheduler.aligned(sequence.computed, n, self.config.prefill_chunk)
+            n = scheduler.aligned(sequence.computed, n, self.pacer.chunk)
             n = chunk_of(sequence.request.spans, sequence.computed, self.reuse.up_to_checkpoint(sequence, n))
             self.reuse.make_room(self.ledger.free - self.ledger.activations(n, len(sequence.tokens), sequence.picture))
             if not self._look(sequence, n):
@@ -317,7 +319,7 @@ class Loop:
         began, decoding, at = self.clock(), bool(self.groups), self.skim.at(sequence)
         n = self.ledger.chunk(self.pacer.allowance(decoding, small=True), len(sequence.tokens))
         self.reuse.make_room(self.ledger.free - self.ledger.activations(n, len(sequence.tokens)))
-        n = self.skim.read(sequence, scheduler.aligned(at, n, self.config.prefill_chunk))
+        n = self.skim.read(sequence, scheduler.aligned(at, n, self.pacer.chunk))
         self.pacer.prefilled(max(n, 1), self.clock() - began, decoding, small=True)
         if sequence.places is not None:
             room = sequence.room - sequence.num_generated

@@ -14,7 +14,13 @@ from treadle.engine.sequence import Sequence
 from treadle.models.trunk import trunk_of
 from treadle.types import Pooling, TokenLogprob, Vector
 
+CHUNKS = {"cpu": 512, "cuda": 4096, "metal": 2048}  # tokens; on CUDA, see `models/attention.py`, each size costs a plan
 KEPT_SHARE = 1 / 32  # of the memory limit that may stay in freed buffers between chunks
+
+
+def usual_chunk() -> int:
+    """Most tokens of a prompt in one step on this device, where the configuration does not say."""
+    return CHUNKS["metal" if mx.metal.is_available() else "cuda" if mx.cuda.is_available() else "cpu"]
 
 
 def compute(

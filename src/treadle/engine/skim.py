@@ -12,7 +12,6 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -32,6 +31,7 @@ from treadle.types import EXACT, Footprint, KvFormat, Skimming, SparsePrefill
 log = logging.getLogger("treadle.engine")
 
 UNLIMITED = 2**62
+SIGHT = 4096  # tokens that the small model looks back while it reads; in the end it looks at all
 MOST_KEPT = 0.9  # of the tokens; with more, nothing is gained
 
 
@@ -141,7 +141,7 @@ class Skim:
         """Let the small model read up to so many tokens; after the last one, choose. Returns how many it read."""
         skimmed, began = self._read[sequence], self._clock()
         try:
-            n = read_on(skimmed.shadow, num_tokens, self._small, self._reuse, partial(self._new_layers, EXACT))
+            n = read_on(skimmed.shadow, num_tokens, self._small, self._reuse, self._empty)
             selection = self._choice(sequence, skimmed) if skimmed.shadow.pending == 1 else None
         except Exception as error:
             log.exception("The small model failed at %s.", sequence.id)
@@ -153,6 +153,11 @@ class Skim:
             self.leave(sequence)
             self._settle(sequence, skimmed, selection)
         return n
+
+    def _empty(self) -> Layers:
+        layers = self._new_layers(EXACT)
+        layers.look_back(SIGHT)
+        return layers
 
     def give_way(self) -> None:
         """Memory is short: prompts that are being read are computed whole."""

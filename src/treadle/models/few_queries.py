@@ -1,0 +1,298 @@
+"""CUDA kernels for attention of a few queries per sequence, over exact and over packed rows. Engine thread only.
+
+A block computes one query position of one row for the G heads that share a key head, over a part of the columns. Its
+warps take columns by turns, UNROLL at a time, with a running maximum and sum each (online softmax), and are joined at
+the end. Where there are several parts, `MERGE` joins them. Packed rows of 8 bits are read as they are: a lane reads the
+codes of its own dimensions, a quarter of what exact rows in float32 would be and half of bfloat16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache, partial
+from typing import Any
+
+import mlx.core as mx
+
+from treadle.cache import recent_columns
+from treadle.cache.pieces import Piece
+from treadle.cache.quantise import Packed
+
+WARP = 32
+MOST_WARPS = 16
+SHARED_FLOATS = 8192  # of one block, for joining what its warps found
+ENOUGH_BLOCKS = 256  # about two for each processor of an H100
+LEAST_PART = 512  # columns
+MOST_PARTS = 8
+TYPES = (mx.bfloat16, mx.float16, mx.float32)
+CODE_BITS = 8  # of packed rows that are read as they are
+
+SETUP = """
+    constexpr int E = D / 32;
+    constexpr int UNROLL = 4;
+    const int row = blockIdx.x / PARTS, part = blockIdx.x % PARTS, head = blockIdx.y, i = blockIdx.z;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int here = position[row] + i;
+    float query[G][E], sum[G][E], best[G], total[G];
+    for (int g = 0; g < G; ++g) {
+        const long at = row * queries_strides[0] + (head * G + g) * queries_strides[1] + i * queries_strides[2];
+        best[g] = -1e30f;
+        total[g] = 0.0f;
+        for (int e = 0; e < E; ++e) {
+            query[g][e] = static_cast<float>(queries[at + lane * E + e]) * scale[0];
+            sum[g][e] = 0.0f;
+        }
+    }
+    // Columns [first, limit); load(c, key, value) reads one of them and says whether the query sees it.
+    auto sweep = [&](int first, int limit, auto load) {
+        for (int start = first + warp * UNROLL; start < limit; start += WARPS * UNROLL) {
+            float key[UNROLL][E], value[UNROLL][E];
+            bool seen[UNROLL];
+            bool any = false;
+            #pragma unroll
+            for (int u = 0; u < UNROLL; ++u) {
+                seen[u] = start + u < limit && load(start + u, key[u], value[u]);
+                any = any || seen[u];
+                if (!seen[u]) for (int e = 0; e < E; ++e) key[u][e] = value[u][e] = 0.0f;
+            }
+            if (!any) continue;
+            #pragma unroll
+            for (int g = 0; g < G; ++g) {
+                float score[UNROLL];
+                float top = best[g];
+                #pragma unroll
+                for (int u = 0; u < UNROLL; ++u) {
+                    float s = 0.0f;
+                    for (int e = 0; e < E; ++e) s += query[g][e] * key[u][e];
+                    for (int step = 16; step > 0; step /= 2) s += __shfl_xor_sync(0xffffffff, s, step);
+                    score[u] = seen[u] ? s : -1e30f;
+                    top = fmaxf(top, score[u]);
+                }
+                const float fade = __expf(best[g] - top);
+                best[g] = top;
+                total[g] *= fade;
+                for (int e = 0; e < E; ++e) sum[g][e] *= fade;
+                #pragma unroll
+                for (int u = 0; u < UNROLL; ++u) {
+                    const float weight = seen[u] ? __expf(score[u] - top) : 0.0f;
+                    total[g] += weight;
+                    for (int e = 0; e < E; ++e) sum[g][e] += weight * value[u][e];
+                }
+            }
+        }
+    };
+    const T* key_row = keys + row * keys_strides[0] + head * keys_strides[1] + lane * E;
+    const T* value_row = values + row * values_strides[0] + head * values_strides[1] + lane * E;
+    const int* line = table + row * table_strides[0];
+    auto read_exact = [&](int c, float* key, float* value) {
+        for (int e = 0; e < E; ++e) {
+            key[e] = static_cast<float>(key_row[c * keys_strides[2] + e]);
+            value[e] = static_cast<float>(value_row[c * values_strides[2] + e]);
+        }
+        return true;
+    };
+"""
+# limits: [columns to read, window or 0]
+EXACT = """
+    const int window = limits[1];
+    const int span = (limits[0] + PARTS * WARPS * UNROLL - 1) / (PARTS * WARPS * UNROLL) * WARPS * UNROLL;
+    sweep(part * span, min(limits[0], (part + 1) * span), [&](int c, float* key, float* value) {
+        const int p = line[c];
+        return p <= here && (window <= 0 || p > here - window) && read_exact(c, key, value);
+    });
+"""
+# limits: [exact columns to read, recent tokens, what the table's entries count from, packed tokens to read]. The last
+# part reads the exact columns, the others the packed tokens.
+PACKED = """
+    const int edge = max(0, here + 1 - limits[1]) / BLOCK * BLOCK;
+    const int packed = min(edge, limits[3]);
+    const int span = (packed + (PARTS - 1) * WARPS * UNROLL - 1) / ((PARTS - 1) * WARPS * UNROLL) * WARPS * UNROLL;
+    const int group = lane * E / GROUP;
+    const unsigned char* key_codes = reinterpret_cast<const unsigned char*>(
+        key_words + row * key_words_strides[0] + head * key_words_strides[1]) + lane * E;
+    const unsigned char* value_codes = reinterpret_cast<const unsigned char*>(
+        value_words + row * value_words_strides[0] + head * value_words_strides[1]) + lane * E;
+    const long key_group = row * key_scales_strides[0] + head * key_scales_strides[1] + group;
+    const long value_group = row * value_scales_strides[0] + head * value_scales_strides[1] + group;
+    auto unpack = [&](const unsigned char* codes, float scaled, float bias, float* out) {
+        if constexpr (E % 4 == 0) {
+            for (int w = 0; w < E / 4; ++w) {
+                const unsigned int word = reinterpret_cast<const unsigned int*>(codes)[w];
+                for (int e = 0; e < 4; ++e) out[4 * w + e] = scaled * ((word >> (8 * e)) & 255u) + bias;
+            }
+        } else {
+            for (int e = 0; e < E; ++e) out[e] = scaled * codes[e] + bias;
+        }
+    };
+    if (part < PARTS - 1) {
+        sweep(part * span, min(packed, (part + 1) * span), [&](int c, float* key, float* value) {
+            const long k = key_group + c * key_scales_strides[2], v = value_group + c * value_scales_strides[2];
+            unpack(key_codes + c * 4 * key_words_strides[2], static_cast<float>(key_scales[k]),
+                   static_cast<float>(key_biases[k]), key);
+            unpack(value_codes + c * 4 * value_words_strides[2], static_cast<float>(value_scales[v]),
+                   static_cast<float>(value_biases[v]), value);
+            return true;
+        });
+    } else {
+        sweep(0, limits[0], [&](int c, float* key, float* value) {
+            const long p = static_cast<long>(line[c]) + limits[2];
+            return p <= here && p >= edge && read_exact(c, key, value);
+        });
+    }
+"""
+JOIN = """
+    __shared__ float bests[WARPS][G], totals[WARPS][G], sums[WARPS][G][D];
+    for (int g = 0; g < G; ++g) {
+        if (lane == 0) { bests[warp][g] = best[g]; totals[warp][g] = total[g]; }
+        for (int e = 0; e < E; ++e) sums[warp][g][lane * E + e] = sum[g][e];
+    }
+    __syncthreads();
+    for (int j = threadIdx.x; j < G * D; j += WARPS * 32) {
+        const int g = j / D, d = j % D;
+        float top = -1e30f;
+        for (int w = 0; w < WARPS; ++w) top = fmaxf(top, bests[w][g]);
+        float above = 0.0f, below = 0.0f;
+        for (int w = 0; w < WARPS; ++w) {
+            const float fade = __expf(bests[w][g] - top);
+            above += fade * sums[w][g][d];
+            below += fade * totals[w][g];
+        }
+        const long at = ((static_cast<long>(row) * gridDim.y + head) * G + g) * gridDim.z + i;
+        STORE
+    }
+"""
+WHOLE = "out[at * D + d] = static_cast<T>(below > 0.0f ? above / below : 0.0f);"
+PART = """
+        out[(at * PARTS + part) * (D + 2) + d] = above;
+        if (d == 0) {
+            out[(at * PARTS + part) * (D + 2) + D] = top;
+            out[(at * PARTS + part) * (D + 2) + D + 1] = below;
+        }
+"""
+MERGE = """
+    const long at = blockIdx.x;
+    const int d = threadIdx.x;
+    const float* mine = parts + at * PARTS * (D + 2);
+    float top = -1e30f;
+    for (int p = 0; p < PARTS; ++p) top = fmaxf(top, mine[p * (D + 2) + D]);
+    float above = 0.0f, below = 0.0f;
+    for (int p = 0; p < PARTS; ++p) {
+        const float fade = __expf(mine[p * (D + 2) + D] - top);
+        above += fade * mine[p * (D + 2) + d];
+        below += fade * mine[p * (D + 2) + D + 1];
+    }
+    out[at * D + d] = static_cast<T>(below > 0.0f ? above / below : 0.0f);
+"""
+ROWS = ["queries", "keys", "values", "table", "position", "limits", "scale"]
+CODES = ["key_words", "key_scales", "key_biases", "value_words", "value_scales", "value_biases"]
+
+
+@lru_cache(maxsize=4)
+def _kernel(packed: bool, several: bool) -> Any:
+    return mx.fast.cuda_kernel(
+        name=f"treadle_few_queries{'_packed' if packed else ''}{'_part' if several else ''}",
+        input_names=ROWS + (CODES if packed else []),
+        output_names=["out"],
+        source=SETUP + (PACKED if packed else EXACT) + JOIN.replace("STORE", PART if several else WHOLE),
+        ensure_row_contiguous=False,
+    )
+
+
+@lru_cache(maxsize=1)
+def _merge() -> Any:
+    return mx.fast.cuda_kernel(name="treadle_merge_parts", input_names=["parts"], output_names=["out"], source=MERGE)
+
+
+@lru_cache(maxsize=8)
+def _scale(scale: float) -> Any:
+    found = mx.array([scale], mx.float32)
+    mx.eval(found)  # it outlives the step
+    return found
+
+
+def few_queries(queries: Any, keys: Any, values: Any, seen: tuple[Any, Any, Any], scale: float, reach: int) -> Any:
+    """Attention of `queries` [rows, heads, n, dim] over whole buffers [slots, key heads, columns, dim].
+
+    `seen`: int32 arrays (table [rows, columns] of the position in each column, position [rows] of each row's first
+    query, limits [columns to read, window or 0]). Query i of a row sees the positions up to its own, in its window.
+    `reach`: the columns to read, as known to the host.
+    """
+    split = parts(queries.shape[0] * keys.shape[1] * queries.shape[2], reach)
+    return _launched(split)(queries, keys, values, *seen, _scale(scale))
+
+
+def few_queries_packed(
+    queries: Any,
+    exact: tuple[Any, Any],
+    packed: Sequence[Packed],
+    seen: tuple[Any, Any, Any],
+    scale: float,
+    reach: int,
+) -> Any:
+    """The same over whole `exact` buffers of the recent tokens and `packed` ones of keys and values before them.
+
+    `seen`: what `packed_view` of `recent_columns.py` gave. Query i of a row sees the tokens before its edge packed and
+    the others up to its own exactly.
+    """
+    keys, values = packed
+    split = parts(queries.shape[0] * exact[0].shape[1] * queries.shape[2], reach)
+    launched = _launched(split + 1, (recent_columns.BLOCK, keys.scheme.group_size))
+    return launched(queries, *exact, *seen, _scale(scale), *keys.arrays(), *values.arrays())
+
+
+@lru_cache(maxsize=32)
+def _launched(split: int, packed: tuple[int, int] | None = None) -> Any:
+    """The launch over so many parts, compiled: the text of a kernel is put together once for each set of shapes.
+
+    `packed`: tokens of a block and values of a group, where packed rows are read too.
+    """
+    return mx.compile(partial(_launch, split=split, packed=packed))
+
+
+def _launch(*inputs: Any, split: int, packed: tuple[int, int] | None) -> Any:
+    queries, keys = inputs[:2]
+    rows, heads, n, dim = queries.shape
+    shared = keys.shape[1]
+    warps = max(1, min(MOST_WARPS, SHARED_FLOATS // (heads // shared * dim)))
+    sizes = [("D", dim), ("PARTS", split)]
+    shape, dtype = (queries.shape, queries.dtype) if split == 1 else ((rows, heads, n, split, dim + 2), mx.float32)
+    more = [] if packed is None else list(zip(("BLOCK", "GROUP"), packed, strict=True))
+    (out,) = _kernel(packed is not None, split > 1)(
+        inputs=list(inputs),
+        template=[("T", queries.dtype), ("G", heads // shared), ("WARPS", warps), *sizes, *more],
+        grid=(rows * split * warps * WARP, shared, n),
+        threadgroup=(warps * WARP, 1, 1),
+        output_shapes=[shape],
+        output_dtypes=[dtype],
+    )
+    if split == 1:
+        return out
+    (out,) = _merge()(
+        inputs=[out],
+        template=[("T", queries.dtype), *sizes],
+        grid=(rows * heads * n * dim, 1, 1),
+        threadgroup=(dim, 1, 1),
+        output_shapes=[queries.shape],
+        output_dtypes=[queries.dtype],
+    )
+    return out
+
+
+def parts(blocks: int, reach: int) -> int:
+    """Into how many parts the columns are split so that few blocks over many columns fill the device: 1, 2, 4 or 8."""
+    split = 1
+    while split < MOST_PARTS and blocks * split < ENOUGH_BLOCKS and reach >= 2 * split * LEAST_PART:
+        split *= 2
+    return split
+
+
+def suits(queries: Any, keys: Any, values: Any) -> bool:
+    """Whether the kernels have been written for these shapes and types."""
+    dim, group = queries.shape[3], queries.shape[1] // keys.shape[1]
+    same = keys.dtype == queries.dtype and values.shape[3] == keys.shape[3] == dim
+    return same and queries.dtype in TYPES and dim % WARP == 0 and group * dim <= SHARED_FLOATS
+
+
+def suits_packed(keys: Piece, values: Piece) -> bool:
+    """Whether packed rows can be read as they are."""
+    return all(isinstance(piece, Packed) and piece.scheme.bits == CODE_BITS for piece in (keys, values))
