@@ -22,6 +22,7 @@ from treadle import __version__, cli
 from treadle.cli import server
 from treadle.cli.chat import Conversation
 from treadle.cli.listener import listen
+from treadle.cli.logs import log_to_stderr
 from treadle.cli.progress import bars
 from treadle.cli.serve import serve
 from treadle.cli.session import Session
@@ -75,7 +76,7 @@ def served(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Config:
     """The configuration that `treadle serve ARGUMENTS` would run."""
     seen: list[Config] = []
     monkeypatch.setattr("treadle.cli.serve.listen", lambda host, port: nullcontext())
-    monkeypatch.setattr(server, "run", lambda config, listener: seen.append(config))
+    monkeypatch.setattr(server, "run", lambda config, listener, logs: seen.append(config))
     assert run(monkeypatch, "serve", *arguments) == 0
     return seen[0]
 
@@ -95,6 +96,7 @@ GIVEN = {
     "cache_dir": "kept",
     "log_format": "json",
     "speculation": "draft",
+    "compile": "on",
     "specprefill_keep_pct": "0.25",
 }  # where 7 is no legal value
 PATHS = ("cache_dir", "models_file", "specprefill_model")
@@ -161,6 +163,8 @@ def test_a_bad_setting_is_one_sentence_that_names_its_key(
     assert capsys.readouterr().err == "treadle: prefill_share must lie between 0 and 1, not 2.0.\n"
     assert run(monkeypatch, "serve", "--cache-quantization", "5") == 2
     assert capsys.readouterr().err == "treadle: cache_quantization must be one of off, 8, 4, not '5'.\n"
+    assert run(monkeypatch, "serve", "--compile", "maybe") == 2
+    assert capsys.readouterr().err == "treadle: compile must be one of auto, on, off, not 'maybe'.\n"
     assert run(monkeypatch, "serve", "--port", "eighty") == 2
     assert "--port" in capsys.readouterr().err
 
@@ -202,7 +206,7 @@ def test_a_signal_drains_the_engine_and_is_no_failure(monkeypatch: pytest.Monkey
     monkeypatch.setattr(server, "Engine", make)
     monkeypatch.setattr(server, "_announce", announce)
     with listen("127.0.0.1", 0) as listener:
-        server.run(Config(drain_s=0.1), listener)
+        server.run(Config(drain_s=0.1), listener, log_to_stderr("text"))
     assert engines[0].state == "stopped"
 
 
@@ -220,7 +224,7 @@ def test_a_signal_while_the_model_loads_is_no_failure_either(monkeypatch: pytest
     monkeypatch.setattr(server, "Engine", lambda *_: Loading())
     monkeypatch.setattr(server, "_announce", lambda *_: pytest.fail("it was never ready"))
     with listen("127.0.0.1", 0) as listener:
-        server.run(Config(drain_s=0.1), listener)
+        server.run(Config(drain_s=0.1), listener, log_to_stderr("text"))
 
 
 # generate

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1] / "src"
 SOURCES = sorted((ROOT / "treadle").rglob("*.py"))
 
 BASE = {"types", "errors", "config", "runtime", "system", "compiler", "__init__"}
-PARTS = {"cache", "speculate", "sparse", "vision", "grammar", "models", "metrics"}
+PARTS = {"cache", "speculate", "sparse", "vision", "grammar", "models", "metrics", "native"}
 TEXT = {"prompt", "output"}
 # What each area may import of Treadle, besides itself.
 ALLOWED: dict[str, set[str]] = {

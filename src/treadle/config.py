@@ -15,6 +15,14 @@ KV_BITS = re.compile(r"auto|(16|8|4)(/(16|8|4))?")
 BUSY_MODES = ("batch", "queue", "preempt")
 LOG_FORMATS = ("text", "json")
 SPECULATION = ("auto", "lookup", "draft", "off")
+COMPILE = ("auto", "on", "off")
+CHOICES = {
+    "on_busy": BUSY_MODES,
+    "cache_quantization": CACHE_BITS,
+    "speculation": SPECULATION,
+    "compile": COMPILE,
+    "log_format": LOG_FORMATS,
+}
 ORIGIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/\s]+")
 HOST = re.compile(r"[A-Za-z0-9._-]+|\[?[0-9A-Fa-f.]*:[0-9A-Fa-f:.]+\]?")
 
@@ -57,6 +65,7 @@ class Config:
     specprefill: bool = True  # leave a part of long prompts out without being asked to; False: only where asked
     specprefill_threshold: int = 8192  # tokens without cached rows beyond which that is done
     specprefill_keep_pct: float = 0.3  # share of these tokens that is computed
+    compile: str = "auto"  # auto (where it is faster) | on | off: layers take few tokens in few operations
     allow_image_urls: bool = False  # fetch images from http(s) addresses of the internet
     image_max_mp: float = 8.0  # megapixels; larger images are scaled down before the model's own processor sees them
     image_cache_mb: float = 256.0  # encoded images that are remembered on the device
@@ -104,17 +113,13 @@ class Config:
             raise ConfigError(
                 f"prefill_share must lie between 0 and 1, not {self.prefill_share}.", param="prefill_share"
             )
-        if self.on_busy not in BUSY_MODES:
-            raise ConfigError(f"on_busy must be one of {', '.join(BUSY_MODES)}, not {self.on_busy!r}.", param="on_busy")
+        for key, choices in CHOICES.items():
+            if getattr(self, key) not in choices:
+                raise ConfigError(f"{key} must be one of {', '.join(choices)}, not {getattr(self, key)!r}.", param=key)
         if not 0 <= self.drain_s < math.inf:
             raise ConfigError(f"drain_s must not be negative, not {self.drain_s}.", param="drain_s")
         if self.cache_gb is not None and not 0 <= self.cache_gb < math.inf:
             raise ConfigError(f"cache_gb must not be negative, not {self.cache_gb}.", param="cache_gb")
-        if self.cache_quantization not in CACHE_BITS:
-            raise ConfigError(
-                f"cache_quantization must be one of {', '.join(CACHE_BITS)}, not {self.cache_quantization!r}.",
-                param="cache_quantization",
-            )
         for key in ("cache_group_size", "kv_group_size"):
             if getattr(self, key) not in (32, 64, 128):
                 raise ConfigError(f"{key} must be 32, 64 or 128, not {getattr(self, key)}.", param=key)
@@ -131,24 +136,13 @@ class Config:
             )
         self._check_speculation()
         self._check_security()
-        self._check_log()
 
     def _check_speculation(self) -> None:
-        if self.speculation not in SPECULATION:
-            raise ConfigError(
-                f"speculation must be one of {', '.join(SPECULATION)}, not {self.speculation!r}.", param="speculation"
-            )
         if self.speculation == "draft" and self.draft_model == "none":
             raise ConfigError('draft_model is none, but speculation is "draft".', param="draft_model")
         if self.speculation in ("lookup", "off") and self.draft_model not in ("auto", "none"):
             raise ConfigError(
                 f"draft_model names {self.draft_model!r}, but speculation is {self.speculation!r}.", param="draft_model"
-            )
-
-    def _check_log(self) -> None:
-        if self.log_format not in LOG_FORMATS:
-            raise ConfigError(
-                f"log_format must be one of {', '.join(LOG_FORMATS)}, not {self.log_format!r}.", param="log_format"
             )
 
     def _check_security(self) -> None:

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from importlib import metadata
 from types import ModuleType
 from typing import Any, Literal
@@ -56,8 +57,11 @@ HOOKS: dict[str, tuple[str, ...]] = {
     "tokenizer_utils": ("TokenizerWrapper",),
 }
 
+ATTENTION_PLANS = "2048"  # that MLX keeps on CUDA instead of 256: each took 45 ms to make
+
 _lock = threading.RLock()
 _blas: Blas | None = None
+_asked_compiler = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,17 +83,34 @@ def prepare() -> Blas:
     then win over the reference BLAS that the wheel links (measured: prefill 20 times faster). The number of
     threads defaults to half the physical cores and is left alone when the environment sets one.
     """
-    global _blas
+    global _asked_compiler
     with _lock:
-        if _blas is None:
-            os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # no advice to install PyTorch
-            _blas = _load_blas()
-            level = logging.WARNING if _blas.name == "reference" else logging.INFO
-            log.log(level, "BLAS: %s", _blas.note)
+        found = _prepare_libraries()
+        if not _asked_compiler:
+            _asked_compiler = True
             if _cpu_build() and compiler.SWITCH not in os.environ and (reason := compiler.why_not()) is not None:
                 os.environ[compiler.SWITCH] = "1"
                 log.warning("MLX computes without fused kernels, somewhat slower: %s.", reason)
-        return _blas
+        return found
+
+
+def prepare_ahead() -> None:
+    """Begin to `prepare`: what has to come before NumPy too is done at once, the compiler is tried meanwhile."""
+    with _lock:
+        _prepare_libraries()
+    threading.Thread(target=prepare, name="treadle-prepare", daemon=True).start()
+
+
+def _prepare_libraries() -> Blas:
+    """The environment and the BLAS, once. NumPy has an OpenBLAS of its own that reads the same number of threads."""
+    global _blas
+    if _blas is None:
+        os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # no advice to install PyTorch
+        os.environ.setdefault("MLX_CUDA_SDPA_CACHE_SIZE", ATTENTION_PLANS)
+        _blas = _load_blas()
+        level = logging.WARNING if _blas.name == "reference" else logging.INFO
+        log.log(level, "BLAS: %s", _blas.note)
+    return _blas
 
 
 def _cpu_build() -> bool:
@@ -177,8 +198,12 @@ def device_facts() -> DeviceFacts:
         working = total * 9 // 10
     else:
         working = total * 3 // 4
-    versions = {name: version for name in REPORTED if (version := _version(name)) is not None}
-    return DeviceFacts(backend, str(info.get("device_name", backend)), total, working, versions)
+    return DeviceFacts(backend, str(info.get("device_name", backend)), total, working, dict(_versions()))
+
+
+@cache
+def _versions() -> dict[str, str]:
+    return {name: version for name in REPORTED if (version := _version(name)) is not None}
 
 
 def _version(package: str) -> str | None:

@@ -188,6 +188,7 @@ class Output:
     tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()  # one per token when asked for
     prefilled: int | None = None  # prompt tokens in the layers so far, at first those from the cache; progress reports
+    skimmed: int | None = None  # prompt tokens that the small model of sparse prefill has read; before any `prefilled`
     prompt_logprobs: tuple[TokenLogprob, ...] = ()  # of the next prompt tokens, when asked for; the first has none
     finish: Finish | None = None
     stop_id: int | None = None  # the end id that was hit

@@ -124,8 +124,9 @@ def test_both_answer_while_the_model_loads_and_after_it_failed(server: Live) -> 
 
 
 def test_a_look_at_the_device_and_the_cache_is_told_to_both(server: Live) -> None:
-    server.engine.recorder.measured(gauges())
+    server.engine.recorder.measured(gauges(traces=36))
     samples, stats = scrape(server), server.get("/v1/stats").json()
+    assert value(samples, "treadle_traces_total") == stats["traces"] == 36
     assert value(samples, "treadle_memory_active_bytes") == stats["memory"]["active_bytes"] == 100
     assert value(samples, "treadle_memory_peak_bytes") == stats["memory"]["peak_bytes"] == 150
     assert value(samples, "treadle_cache_lookups_total", kind="exact") == stats["cache"]["hits"]["exact"] == 3

@@ -127,7 +127,7 @@ def test_everything_that_a_file_of_the_page_names_is_there_and_nothing_is_asked_
     assert CHARTS in site().files
     for name, asset in site().files.items():
         text = asset.plain.decode()
-        assert gzip.decompress(asset.packed) == asset.plain
+        assert gzip.decompress(asset.packed()) == asset.plain
         if name != CHARTS:
             assert set(re.findall(r'from "\./([^"]+)"', text)) <= set(site().files)
             assert not re.findall(r"https?://(?!www\.w3\.org)", text), name

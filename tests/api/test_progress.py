@@ -57,6 +57,19 @@ def test_a_chunk_tells_the_choice_s_prompt_what_was_cached_and_the_time_since_it
     assert all(chunk["choices"][0]["finish_reason"] is None and chunk["usage"] is None for chunk in sent)
 
 
+def test_what_a_small_model_reads_first_is_told_apart() -> None:
+    clock = Hands()
+    progress = PromptProgress([1000], clock)
+    told = [progress.of(0, Event(Kind.PROGRESS, skimmed=400))]
+    clock.now += 0.5
+    told += [progress.of(0, Event(Kind.PROGRESS, prefilled=n)) for n in (100, 300)]
+    assert told == [
+        {"total": 1000, "cache": 0, "processed": 0, "skimmed": 400, "time_ms": 0},
+        {"total": 1000, "cache": 100, "processed": 100, "time_ms": 500},
+        {"total": 1000, "cache": 100, "processed": 300, "time_ms": 500},
+    ]
+
+
 def test_nothing_is_told_unless_asked_for() -> None:
     assert [writer.chunk(0, Event(Kind.PROGRESS, prefilled=3)) for writer in writers(None)] == [b"", b""]
 

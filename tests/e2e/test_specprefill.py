@@ -64,7 +64,7 @@ def test_every_route_leaves_out_what_it_is_asked_to_and_says_so(server: Live, na
     assert report["engaged"] and report["reason"] and report["score_s"] >= 0
     assert 0.3 * report["tokens"] < report["kept"] < report["tokens"]
     whole = report_in(post(server, BODIES[name], specprefill=False, cache_salt="other").json())
-    assert not whole["engaged"] and "forbids" in whole["reason"] and whole["kept"] == whole["tokens"]
+    assert not whole["engaged"] and "wants all" in whole["reason"] and whole["kept"] == whole["tokens"]
 
 
 def test_choices_of_a_prompt_that_is_scored_all_read_it_whole(server: Live) -> None:
@@ -117,7 +117,7 @@ def test_it_is_done_by_itself_beyond_the_threshold_only(pair: tuple[Path, Path])
         # These two are not far enough apart in size for it to be done unasked, which is told.
         assert not report["engaged"] and "more than a fifth" in report["reason"]
         short = report_in(post(running, ("chat/completions", user("Hi.") | {"max_tokens": 2})).json())
-        assert "no more than 100" in short["reason"]
+        assert "No more than 100" in short["reason"]
 
 
 def test_what_was_left_out_is_counted_and_the_model_says_what_it_can(server: Live) -> None:

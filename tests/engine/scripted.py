@@ -11,7 +11,7 @@ from treadle.engine.speculation import Speculation
 from treadle.speculate.control import Source
 from treadle.speculate.cost import CostTable
 from treadle.speculate.lookup import Proposal
-from treadle.speculate.speculator import Draft, Speculator, Terms
+from treadle.speculate.speculator import Draft, Speculator, StepTerms
 from treadle.types import Batching
 
 
@@ -63,7 +63,7 @@ class ScriptedSpeculator(Speculator):
     def _wrong(self) -> int:
         return self._random.randrange(self._vocab) if self._spoilt is None else self._spoilt
 
-    def _wanted(self, source: Source, proposal: Proposal, terms: Terms) -> Draft | None:
+    def _wanted(self, source: Source, proposal: Proposal, terms: StepTerms) -> Draft | None:
         tokens = proposal.tokens[: max(0, terms.limit)]
         return Draft(tokens, source) if tokens else None
 

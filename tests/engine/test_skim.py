@@ -17,6 +17,7 @@ from tests.engine.test_loop import Clock, Run, request_of, samplings
 from tests.fakes import STOP, VOCAB, HashModel, slow_twin
 from tests.vision.seeing import IMAGE, SeeingHashModel, ask, picture, rows_of
 from treadle.cache.budget import Budget
+from treadle.cache.node import MatchKind
 from treadle.cache.store import Settings, Store
 from treadle.config import Config
 from treadle.engine.loop import Loop
@@ -48,12 +49,17 @@ def by_token(_model: Any, layers: Any, _token: int) -> Any:
 
 
 def skimming_run(
-    model: HashModel, terms: Terms = Terms(), score: Score = by_token, speculation: bool = False, **settings: object
+    model: HashModel,
+    terms: Terms = Terms(),
+    score: Score = by_token,
+    speculation: bool = False,
+    small: HashModel | None = None,
+    **settings: object,
 ) -> tuple[Run, Store]:
     clock = Clock()
     store = Store(Settings(Budget(10**9), 10**12), now=clock, active_memory=lambda: 0)
     config = Config(**{"prefill_chunk": 64, **settings})  # type: ignore[arg-type]
-    small = HashModel(("rows",), context=CONTEXT)
+    small = small or HashModel(("rows",), context=CONTEXT)
     skim = Skim(
         DraftModel(small, small.caps, Sampler(VOCAB)),
         partial(new_layers, small, small.caps),
@@ -209,11 +215,21 @@ def test_the_small_model_reads_its_own_cached_prefix_once() -> None:
     assert store.reuse.reused - reused >= 150
 
 
+def test_a_small_model_with_recurrent_layers_goes_on_from_its_checkpoints() -> None:
+    small = HashModel(("rows", "state"), context=CONTEXT)
+    run, store = skimming_run(model_of(), small=small, checkpoint_every=50)
+    prompt = prompt_of(200)
+    finished(run, asked("first", prompt, keep=0.4))
+    reused = store.reuse.reused
+    finished(run, asked("second", [*prompt[:150], *prompt_of(60, seed=5)], keep=0.4))
+    assert store.reuse.reused - reused >= 150
+
+
 @pytest.mark.parametrize(
     ("terms", "request_", "reason"),
     [
-        (Terms(threshold=100), asked("a", prompt_of(120), sparse=False), "forbids"),
-        (Terms(threshold=100), asked("a", prompt_of(100), sparse=None), "100 tokens are not cached"),
+        (Terms(threshold=100), asked("a", prompt_of(120), sparse=False), "wants all of the prompt"),
+        (Terms(threshold=100), asked("a", prompt_of(100), sparse=None), "No more than 100 tokens are not cached (100)"),
         (Terms(threshold=100, automatic=False), asked("a", prompt_of(120), sparse=None), "only where a request asks"),
         (Terms(threshold=100, doubt="Too large."), asked("a", prompt_of(120), sparse=None), "Too large."),
         (Terms(threshold=100, fault="It cannot."), asked("a", prompt_of(120), sparse=True), "It cannot."),
@@ -230,6 +246,71 @@ def test_what_stands_against_it_is_told_and_the_prompt_is_read_whole(
     found = outcome(run, "a")
     assert not found.engaged and reason in found.reason
     assert found.kept == found.tokens == len(request_.prompt)
+
+
+def test_the_small_model_is_not_asked_where_its_answer_would_change_nothing() -> None:
+    def never(_model: Any, _layers: Any, _token: int) -> Any:
+        raise AssertionError("it was asked")
+
+    model = model_of()
+    run, _ = skimming_run(model, score=never)
+    prompt = prompt_of(200)
+    finished(run, asked("whole", prompt, keep=1.0))
+    request = asked("nearly cached", [*prompt, *prompt_of(4, seed=1)], keep=0.1)
+    assert finished(run, request) == slow_twin(model, request, CONTEXT)
+    for id in ("whole", "nearly cached"):
+        assert outcome(run, id).reason == "All of it would be kept."
+        assert not any(output.skimmed is not None for output in run.outputs[id])
+
+
+def test_how_far_the_small_model_is_is_told_before_anything_is_computed() -> None:
+    run, _ = skimming_run(model_of(), prefill_chunk=32)
+    finished(run, asked("a", prompt_of(200), keep=0.5))
+    outputs = run.outputs["a"]
+    told = [output.skimmed for output in outputs if output.skimmed is not None]
+    assert told == [32, 64, 96, 128, 160, 192]
+    first = next(i for i, output in enumerate(outputs) if output.prefilled is not None)
+    assert all(output.skimmed is None for output in outputs[first:])
+    assert all(output.finish is None and not output.tokens for output in outputs[:first])
+
+
+def test_a_prompt_that_ends_while_it_is_read_tells_so_and_what_that_took() -> None:
+    run, _ = skimming_run(model_of(), prefill_chunk=32)
+    run.loop.submit(asked("a", prompt_of(200), keep=0.5))
+    run.turn()
+    run.turn()
+    run.loop.abort("a")
+    run.until_idle()
+    found = outcome(run, "a")
+    assert (found.engaged, found.tokens, found.kept) == (False, 200, 200)
+    assert "ended while" in found.reason and found.score_s > 0
+
+
+def test_a_prompt_that_ends_half_computed_left_out_what_it_had_passed() -> None:
+    run, _ = skimming_run(model_of(), prefill_chunk=32)
+    request = asked("a", prompt_of(600), keep=0.5)
+    places = places_of(request, 0.5)
+    run.loop.submit(request)
+    while not [s for s in run.loop.prefilling if s.computed >= 64]:
+        run.turn()
+    (sequence,) = run.loop.prefilling
+    run.loop.abort("a")
+    run.until_idle()
+    computed = sequence.computed
+    assert 0 < computed < len(places)
+    found = outcome(run, "a")
+    assert found.engaged and found.tokens - found.kept == places[computed] - computed
+
+
+def test_rows_that_were_found_under_another_root_count_as_found() -> None:
+    run, store = skimming_run(model_of())
+    head = prompt_of(80)
+    finished(run, asked("dense", head, sparse=False))
+    before = dict(store.tree.kinds)
+    finished(run, asked("sparse", head[:70] + prompt_of(150, seed=3), keep=0.3))
+    grown = {kind: n - before[kind] for kind, n in store.tree.kinds.items() if n > before[kind]}
+    assert grown == {MatchKind.BRANCH: 1, MatchKind.MISS: 1}  # the miss is the small model's own
+    assert run.outputs["sparse"][-1].usage.cached_tokens == 70
 
 
 def test_a_prompt_in_which_nothing_stands_out_is_read_whole_unless_asked() -> None:

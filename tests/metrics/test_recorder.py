@@ -15,7 +15,7 @@ from treadle.metrics.counters import Histogram
 from treadle.metrics.gauges import Gauges, MemoryGauge, SequenceGauge
 from treadle.metrics.recorder import FINISHED, Recorder
 from treadle.metrics.snapshot import FinishedRequest
-from treadle.types import Finish, Output, Request, Usage
+from treadle.types import Finish, Output, Request, SparsePrefill, Usage
 
 
 @dataclass
@@ -178,6 +178,38 @@ def test_a_sequence_that_is_computed_again_is_not_counted_again() -> None:
     bench.out(1.0, Output("r", (1,), finish=Finish.LENGTH, usage=Usage(100, 1, 20)))
     counters = bench.recorder.counters().of("m")
     assert (counters.cached_tokens, counters.computed_tokens) == (20, 80)
+
+
+def test_a_prompt_that_a_small_model_reads_first() -> None:
+    bench = Bench()
+    bench.submit("r", 100)
+    bench.out(0.5, Output("r", skimmed=60))
+    bench.look(SequenceGauge("r", "prefill", 0, 0))
+    [live] = bench.recorder.live()
+    assert (live.state, live.prompt_skimmed, live.prompt_computed) == ("skim", 60, 0)
+    bench.out(0.6, Output("r", prefilled=0))
+    [live] = bench.recorder.live()
+    assert (live.state, live.prompt_skimmed) == ("prefill", 60)
+
+
+@pytest.mark.parametrize(
+    ("told", "sparse", "computed", "skipped"),
+    [
+        (Output("r", skimmed=60), SparsePrefill(False, "", 100, 100, 0.5), 0, 0),
+        (Output("r", prefilled=80), SparsePrefill(True, "", 100, 70, 0.5), 50, 30),  # 30 of the first 80 were left out
+        (Output("r", (1,)), SparsePrefill(True, "", 100, 40, 0.5), 40, 60),
+    ],
+)
+def test_what_was_computed_of_an_aborted_prompt_is_counted(
+    told: Output, sparse: SparsePrefill, computed: int, skipped: int
+) -> None:
+    bench = Bench()
+    bench.submit("r", 100)
+    bench.out(0.5, told)
+    bench.out(1.0, Output("r", finish=Finish.ABORT, usage=Usage(100, len(told.tokens), 0, sparse=sparse)))
+    counters = bench.recorder.counters().of("m")
+    assert (counters.computed_tokens, counters.skipped_tokens, counters.skim_s) == (computed, skipped, 0.5)
+    assert counters.sparse_prompts[sparse.engaged] == 1
 
 
 def test_the_listener_hears_of_every_end_once() -> None:

@@ -186,7 +186,16 @@ def test_what_has_sinks_is_left_to_mlx(calls: list[Any], installed: Any) -> None
 
 @pytest.mark.parametrize(
     ("blocks", "reach", "expected"),
-    [(128, 512, 1), (64, 900, 1), (64, 1024, 2), (64, 8192, 4), (8, 32768, 8), (300, 32768, 1), (8, 100, 1)],
+    [
+        (128, 255, 1),
+        (64, 200, 1),
+        (64, 256, 2),
+        (64, 8192, 4),
+        (8, 32768, 32),
+        (8, 4032, 16),
+        (300, 32768, 1),
+        (8, 100, 1),
+    ],
 )
 def test_columns_are_split_only_where_few_blocks_face_many(blocks: int, reach: int, expected: int) -> None:
     assert few_queries.parts(blocks, reach) == expected

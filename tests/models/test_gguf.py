@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.models.gguf_files import TOKENS, Tiny, make, matrices, write_gguf
 from treadle.errors import LoadError
-from treadle.models.gguf import BLOCK_TYPES, read
+from treadle.models.gguf import BLOCK_TYPES, architecture_of, read
 
 
 @pytest.fixture(scope="module")
@@ -153,3 +153,13 @@ def test_missing_metadata_is_named(file: Path) -> None:
         opened.size("expert_count")
     with pytest.raises(LoadError, match=r"blk\.9\.attn_q"):
         opened.tensor("blk.9.attn_q.weight")
+
+
+def test_the_architecture_is_read_without_what_follows_it(file: Path, tmp_path: Path) -> None:
+    assert architecture_of(file) == read(file).architecture
+    begun = tmp_path / "begun.gguf"
+    begun.write_bytes(file.read_bytes()[:200])
+    assert architecture_of(begun) == read(file).architecture
+    begun.write_bytes(file.read_bytes()[:30])
+    with pytest.raises(LoadError, match=r"damaged|truncated"):
+        architecture_of(begun)

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 from tests.tiny import COMMON
+from treadle.models import linear
 from treadle.models.linear import FlatQuantizedLinear, flatten_rows
 from treadle.runtime import mlx_lm_module
 
 
 @pytest.mark.parametrize("pad", [False, True])
-@pytest.mark.parametrize("shape", [(1, 1), (1, 7), (2, 1), (7, 1), (8, 1), (16, 1), (65, 1), (3, 2)])
+@pytest.mark.parametrize("shape", [(1, 1), (1, 7), (2, 1), (7, 1), (8, 1), (16, 1), (65, 1), (3, 2), (1, 200)])
 def test_any_shape_gives_the_same_product(shape: tuple[int, int], pad: bool) -> None:
     mx.random.seed(0)
     model = nn.Sequential(nn.QuantizedLinear.from_linear(nn.Linear(64, 96), 32, 4))
@@ -22,6 +23,26 @@ def test_any_shape_gives_the_same_product(shape: tuple[int, int], pad: bool) -> 
     assert flatten_rows(model, pad) == 1
     assert isinstance(model.layers[0], FlatQuantizedLinear)
     np.testing.assert_allclose(np.array(model(x)), before, atol=1e-5)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_many_rows_meet_unpacked_weights(bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From UNPACK_FROM rows on there, and as long as the unpacked weights stay small enough."""
+    unpacked: list[int] = []
+    original = FlatQuantizedLinear._unpacked
+    monkeypatch.setattr(
+        FlatQuantizedLinear, "_unpacked", lambda self, x: (unpacked.append(x.shape[1]), original(self, x))[1]
+    )
+    model = nn.Sequential(nn.QuantizedLinear.from_linear(nn.Linear(64, 96, bias=bias), 32, 4))
+    xs = [mx.random.normal((1, n, 64)) for n in (199, 200, 300)]
+    before = [np.array(model(x)) for x in xs]
+    flatten_rows(model, pad=True)
+    for x, expected in zip(xs, before, strict=True):
+        np.testing.assert_allclose(np.array(model(x)), expected, atol=1e-5)
+    assert unpacked == [200, 300]
+    monkeypatch.setattr(linear, "MOST_UNPACKED", 64 * 96 - 1)
+    model(xs[1])
+    assert unpacked == [200, 300]
 
 
 def test_a_whole_model_with_tied_embeddings_stays_the_same() -> None:

@@ -23,6 +23,7 @@ from treadle.models.folder_model import load_folder, load_folder_tokenizer
 from treadle.models.load import fingerprint, load_model, sampling_defaults
 from treadle.models.placement import hold_dense
 from treadle.models.sources import ResolvedSource
+from treadle.native import build
 from treadle.runtime import mlx_lm_module
 
 IDS = mx.array([[5, 17, 250, 99, 3, 4, 120]])
@@ -109,7 +110,12 @@ def test_a_model_without_a_context_length_asks_for_one(folder: Path) -> None:
         ("packed", "cpu", 1, False),
     ],
 )
-def test_weights_are_dense_where_that_is_faster_and_fits(form: Any, backend: Any, parameters: int, dense: bool) -> None:
+def test_weights_are_dense_where_that_is_faster_and_fits(
+    form: Any, backend: Any, parameters: int, dense: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "kernels", object)
+    assert hold_dense(form, backend, parameters, free_bytes=1000) is (form == "dense")
+    monkeypatch.setattr(build, "kernels", lambda: None)
     assert hold_dense(form, backend, parameters, free_bytes=1000) is dense
 
 
@@ -133,12 +139,13 @@ def quantised_folder(folder: Path, dtype: Any) -> Path:
 
 
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16])
-def test_packed_folders_get_float32_scales_on_a_cpu(folder: Path, dtype: Any) -> None:
+def test_packed_folders_get_float32_scales_on_a_cpu(folder: Path, dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     quantised_folder(folder, dtype)
     model, _, dense = load_folder(folder, "cpu", "packed")
     assert not dense
     kinds = {value.dtype for _, value in tree_flatten(model.parameters())}
     assert kinds == {mx.uint32, mx.float32}
+    monkeypatch.setattr(build, "kernels", lambda: None)
     expanded, _, dense = load_folder(folder, "cpu", "auto")
     assert dense
     assert {value.dtype for _, value in tree_flatten(expanded.parameters())} == {mx.float32}

@@ -19,6 +19,7 @@ from treadle.models.folder_model import load_folder
 from treadle.models.prepare import offer
 from treadle.models.sources import resolve
 from treadle.models.weigh import weight_bytes
+from treadle.native import build
 
 PLENTY = 10**12
 
@@ -52,6 +53,10 @@ def test_packed_weights_are_counted_as_they_will_be_held(folder: Path, monkeypat
     (folder / "config.json").write_text(json.dumps({**config, "quantization": {"group_size": 32, "bits": 4}}))
     source = resolve(str(folder))
     assert weight_bytes(source, "metal", PLENTY) == nbytes(model)
+    monkeypatch.setattr(build, "kernels", object)
+    kept, _, dense = load_folder(folder, "cpu", "auto")
+    assert not dense and weight_bytes(source, "cpu", PLENTY) == nbytes(kept)
+    monkeypatch.setattr(build, "kernels", lambda: None)
     expanded, _, dense = load_folder(folder, "cpu", "dense")
     assert dense and weight_bytes(source, "cpu", PLENTY) == nbytes(expanded)
 

@@ -127,6 +127,7 @@ def test_tokens_without_text_come_before_done() -> None:
 
 def test_progress_is_an_event_of_its_own() -> None:
     assert run([Output("r", prefilled=512)]) == [Event(Kind.PROGRESS, prefilled=512)]
+    assert run([Output("r", skimmed=512)]) == [Event(Kind.PROGRESS, skimmed=512)]
 
 
 def test_an_error_ends_the_answer_with_its_sentence_and_keeps_the_text() -> None:

@@ -221,3 +221,21 @@ def test_a_first_step_that_built_kernels_does_not_rule_its_size_out():
     assert cost.seconds(8) < 3.0
     cost.observe(8, 1.4)
     assert cost.seconds(8) == 1.4
+
+
+@given(
+    st.dictionaries(st.integers(1, 100), st.floats(1e-6, 10.0)),
+    st.dictionaries(st.integers(1, 16), st.floats(1e-6, 10.0)),
+)
+def test_a_table_made_of_what_was_observed_says_the_same(verify, plain):
+    known = CostTable.of(verify, plain)
+    assert known.observed() == (dict(sorted(verify.items())), dict(sorted(plain.items())))
+    again = CostTable.of(*known.observed())
+    assert [again.seconds(n) for n in range(1, 120)] == [known.seconds(n) for n in range(1, 120)]
+    assert [again.plain(n) for n in range(1, 20)] == [known.plain(n) for n in range(1, 20)]
+
+
+def test_what_only_long_contexts_cost_is_not_among_what_was_observed():
+    cost = table({1: 1.0})
+    cost.at(100_000).observe(4, 9.0)
+    assert cost.observed() == ({1: 1.0}, {})

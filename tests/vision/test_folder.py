@@ -13,14 +13,14 @@ import pytest
 from tests.vision.families import CONFIGS, tokenizer
 from tests.vision.folders import FLAT, nest, write_folder
 from treadle.errors import LoadError
-from treadle.models import load, vlm, vlm_folder
+from treadle.models import calibration, vlm, vlm_folder
 from treadle.models.load import load_model
 from treadle.models.sources import resolve
 
 
 @pytest.fixture(autouse=True)
-def tried_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load, "_described", {})
+def tried_anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(calibration, "folder", lambda: tmp_path / "calibration")
 
 
 def opened(folder: Path) -> Any:

@@ -55,7 +55,8 @@ class ScoredEchoes:
             text = echo.text(event.prompt_logprobs)
             made += [(index - index % self._n + place, text) for place in range(self._n)]
         if event.kind is Kind.PROGRESS:
-            return [*made, (index, event)] if event.prefilled is not None else made
+            told = event.prefilled is not None or event.skimmed is not None
+            return [*made, (index, event)] if told else made
         echo.held.append((index, event))
         if echo.done:
             made += [(place, _behind(item, len(echo.prompt.echo))) for place, item in echo.held]

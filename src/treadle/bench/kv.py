@@ -18,16 +18,19 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from treadle.bench import roofline
 from treadle.bench.report import report
-from treadle.bench.shapes import Subject, subject_of
+from treadle.bench.roofline import Work
+from treadle.bench.shapes import Subject, plain_of, subject_of
 from treadle.cache.formats import parse
 from treadle.cache.layers import Layers
-from treadle.models.capabilities import forward, new_layers
+from treadle.models.capabilities import new_layers
 from treadle.models.packed_attention import install
 from treadle.runtime import device_facts
 from treadle.types import KvFormat
 
 CHUNK = 512
+BURST = 8  # steps of one format before it is the next one's turn
 BF16_BYTES = 2
 
 
@@ -39,10 +42,11 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--bits", nargs="+", default=["16", "8", "8/4", "4"])
     parser.add_argument("--prefill", type=int, default=0)
     args = parser.parse_args(argv)
-    subject = subject_of(args.model)
+    subject, plain = subject_of(args.model), plain_of(args.model)
     if device_facts().backend == "cpu":  # where bfloat16 is slow, and rows of loaded models are float32
         subject.model.set_dtype(mx.float32)
         mx.eval(subject.model.parameters())
+    limit, work = roofline.measured(), Work.of(subject, plain)
     install(subject.model)
     formats = [parse(text) for text in args.bits]
     bench = _Bench(subject, args.context, args.prefill)
@@ -52,7 +56,10 @@ def main(argv: list[str]) -> None:
         row["step ms"] = 1e3 * min(times[kv])
         row["median ms"] = 1e3 * float(np.median(times[kv]))
         row["of exact speed"] = min(times[formats[0]]) / min(times[kv])
-    report("kv", rows, model=subject.name, context=args.context, steps=args.steps)
+        read = None if work.weight_bytes is None else work.weight_bytes + bench.row_bytes[kv]
+        row["GB/step"] = None if read is None else read / 1e9
+        row["of roofline"] = limit.share(min(times[kv]), read, work.step_flops(1, 1))
+    report("kv", rows, model=subject.name, context=args.context, steps=args.steps, **limit.facts)
 
 
 class _Bench:
@@ -63,6 +70,7 @@ class _Bench:
         rng = np.random.default_rng(0)
         self.ids = rng.integers(0, subject.caps.vocab_size, max(context, prefill)).tolist()
         self.held: dict[KvFormat, Layers] = {}
+        self.row_bytes: dict[KvFormat, int] = {}
 
     def _fill(self, layers: Layers, end: int) -> None:
         """Compute the rows of the first `end` tokens."""
@@ -96,7 +104,7 @@ class _Bench:
             "of bf16": (whole - half) / (self.context - self.context // 2) / bf16,
             "all of bf16": (whole - base) / self.context / bf16,
         }
-        self.held[kv] = layers
+        self.held[kv], self.row_bytes[kv] = layers, whole - base
         if self.prefill:
             row["prefill peak MB"] = self._peak(kv) / 1e6
         return row
@@ -109,15 +117,27 @@ class _Bench:
         return mx.get_peak_memory() - base
 
     def decode(self, formats: list[KvFormat], steps: int) -> dict[KvFormat, list[float]]:
-        """Seconds of each step but the first two, by format."""
+        """Seconds of a step by format, as a mean over BURST steps each, of every turn but the first."""
         times: dict[KvFormat, list[float]] = {kv: [] for kv in formats}
-        for i in range(steps):
+        for _ in range(1 + -(-steps // BURST)):
             for kv in formats:
-                began = time.perf_counter()
-                logits = forward(self.subject.model, [[self.ids[i]]], self.held[kv])
-                mx.eval(logits, self.held[kv].arrays())
-                times[kv].append(time.perf_counter() - began)
-        return {kv: line[2:] for kv, line in times.items()}
+                times[kv].append(self._burst(self.held[kv]) / BURST)
+        return {kv: line[1:] for kv, line in times.items()}
+
+    def _burst(self, layers: Layers) -> float:
+        """Seconds of BURST steps, each built while the device computes the one before, as the loop does it."""
+        model, token = self.subject.model, mx.array([[self.ids[0]]])
+        mx.eval(token)
+        began = time.perf_counter()
+        for _ in range(BURST):
+            layers.begin([1])
+            drawn = mx.argmax(model(token, cache=layers.caches)[:, -1:], axis=-1)
+            layers.end()
+            mx.async_eval(drawn)  # type: ignore[no-untyped-call]
+            mx.eval(token)
+            token = drawn
+        mx.eval(token, layers.arrays())
+        return time.perf_counter() - began
 
 
 def _active() -> int:

@@ -17,9 +17,11 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from treadle.bench import rival, roofline
 from treadle.bench.drive import loop_of, run
 from treadle.bench.report import report
-from treadle.bench.shapes import Subject, subject_of
+from treadle.bench.roofline import Roofline, Work
+from treadle.bench.shapes import Subject, plain_of, subject_of
 from treadle.cache.budget import Budget
 from treadle.cache.store import Settings, Store
 from treadle.cache.tree import Tree
@@ -37,12 +39,20 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--context", type=int, nargs="+", default=[1024, 4096])
     args = parser.parse_args(argv)
-    subject = subject_of(args.model)
-    turns = [_turn(subject, n) for n in args.context if n + 256 < subject.caps.context_length]
-    branches = _branches(subject, args.context[0])
+    subject, plain = subject_of(args.model), plain_of(args.model)
+    contexts = [n for n in args.context if n + 256 < subject.caps.context_length]
+    if not contexts:
+        parser.error(f"{subject.name} reads {subject.caps.context_length} tokens: take a smaller --context")
+    limit, work = roofline.measured(), Work.of(subject, plain)
+    turns = []
+    for n in contexts:
+        with rival.untouched(plain):
+            theirs = _mlx_lm_turn(plain, subject.caps.vocab_size, n)
+        turns.append(_turn(subject, n, theirs, limit, work))
+    branches = _branches(subject, plain, contexts[0])
     rows = [_look_up(n) for n in (1024, 8192, 32768, 131072)]
     report("prefix: look-up", rows)
-    report("prefix: cached turn", turns, model=subject.name)
+    report("prefix: cached turn", turns, model=subject.name, **limit.facts)
     report("prefix: bytes", [branches], model=subject.name)
 
 
@@ -88,8 +98,11 @@ def _request(id: str, ids: Ids, tokens: int = 2) -> Request:
     return Request(id, ids, Sampling(temperature=0.0), tokens)
 
 
-def _turn(subject: Subject, context: int) -> dict[str, Any]:
-    """Milliseconds to the first token of a turn of NEW tokens on `context` cached ones, continued and branched."""
+def _turn(subject: Subject, context: int, theirs: float, limit: Roofline, work: Work) -> dict[str, Any]:
+    """Milliseconds to the first token of a turn of NEW tokens on `context` cached ones, continued and branched.
+
+    `theirs`: seconds of the same in mlx_lm. A turn is two steps: what is new up to its last token, and that one.
+    """
     rng = np.random.default_rng(1)
     vocab = subject.caps.vocab_size
     loop, _ = _cached_loop(subject)
@@ -102,7 +115,8 @@ def _turn(subject: Subject, context: int) -> dict[str, Any]:
         branch = np.concatenate([ids[: context // 3], rng.integers(0, vocab, NEW)])
         copied.append(run(loop, [_request(f"branch{i}", branch)])[f"branch{i}"].ttft)
     alone = _new_tokens_alone(subject, context)
-    theirs = _mlx_lm_turn(subject, context)
+    step = work.step_bytes([context])
+    num_bytes = None if step is None else 2 * step
     return {
         "context": context,
         "cold ms": 1000 * cold,
@@ -111,6 +125,9 @@ def _turn(subject: Subject, context: int) -> dict[str, Any]:
         "new tokens alone ms": 1000 * alone,
         "turn less new ms": 1000 * (min(moved[1:]) - alone),
         "mlx_lm turn ms": 1000 * theirs,
+        "ratio": theirs / min(moved[1:]),
+        "GB": None if num_bytes is None else num_bytes / 1e9,
+        "of roofline": limit.share(min(moved[1:]), num_bytes, work.step_flops(NEW, 1)),
     }
 
 
@@ -139,30 +156,30 @@ def _new_tokens_alone(subject: Subject, context: int) -> float:
     return min(times[1:])
 
 
-def _mlx_lm_turn(subject: Subject, context: int) -> float:
+def _mlx_lm_turn(plain: Any, vocab: int, context: int) -> float:
     """The same turn through mlx_lm's prompt cache: fetch (a copy), prefill of the new tokens, first token."""
     rng = np.random.default_rng(1)
     cache = mlx_cache.LRUPromptCache()
-    tokens = rng.integers(0, subject.caps.vocab_size, context).tolist()
-    layers = mlx_cache.make_prompt_cache(subject.model)
+    tokens = rng.integers(0, vocab, context).tolist()
+    layers = mlx_cache.make_prompt_cache(plain)
     for start in range(0, context, 512):
-        subject.model(mx.array([tokens[start : start + 512]]), cache=layers)
+        plain(mx.array([tokens[start : start + 512]]), cache=layers)
         mx.eval([c.state for c in layers])
     cache.insert_cache("x", tokens, layers)
     times = []
     for _ in range(4):
-        tokens = [*tokens, *rng.integers(0, subject.caps.vocab_size, NEW).tolist()]
+        tokens = [*tokens, *rng.integers(0, vocab, NEW).tolist()]
         began = time.perf_counter()
         layers, rest = cache.fetch_nearest_cache("x", tokens)
-        subject.model(mx.array([rest[:-1]]), cache=layers)
+        plain(mx.array([rest[:-1]]), cache=layers)
         mx.eval([c.state for c in layers])
-        mx.eval(mx.argmax(subject.model(mx.array([rest[-1:]]), cache=layers)[:, -1]))
+        mx.eval(mx.argmax(plain(mx.array([rest[-1:]]), cache=layers)[:, -1]))
         times.append(time.perf_counter() - began)
         cache.insert_cache("x", tokens, layers)
     return min(times[1:])
 
 
-def _branches(subject: Subject, context: int) -> dict[str, Any]:
+def _branches(subject: Subject, plain: Any, context: int) -> dict[str, Any]:
     """Megabytes of BRANCHES prompts that share their first `context` tokens."""
     rng = np.random.default_rng(2)
     shared = rng.integers(0, subject.caps.vocab_size, context)
@@ -173,8 +190,8 @@ def _branches(subject: Subject, context: int) -> dict[str, Any]:
         run(loop, [_request(f"b{i}", ids)])
         tokens = ids.tolist()
         layers, rest = cache.fetch_nearest_cache("x", tokens)
-        layers = copy.copy(layers) if layers is not None else mlx_cache.make_prompt_cache(subject.model)
-        subject.model(mx.array([rest]), cache=layers)
+        layers = copy.copy(layers) if layers is not None else mlx_cache.make_prompt_cache(plain)
+        plain(mx.array([rest]), cache=layers)
         mx.eval([c.state for c in layers])
         cache.insert_cache("x", tokens, layers)
     ours = store.tree.totals.nbytes / 1e6

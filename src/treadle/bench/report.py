@@ -29,4 +29,6 @@ def report(name: str, rows: Sequence[Mapping[str, Any]], **facts: Any) -> None:
 
 
 def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
     return f"{value:.4g}" if isinstance(value, float) else str(value)

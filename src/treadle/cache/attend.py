@@ -40,28 +40,29 @@ def attention_over(original: Callable[..., Any]) -> Callable[..., Any]:
     return attend
 
 
-def head_by_head(queries: Any, cache: PackedRows, scale: float, mask: Any) -> Any:
-    """As `over_packed`, unpacking the rows of one key head at a time.
+def head_by_head(queries: Any, cache: PackedRows, scale: float, mask: Any, at_once: int = 1) -> Any:
+    """As `over_packed`, unpacking the rows of so many key heads at a time.
 
-    Evaluates: MLX takes memory for all that it dispatches ahead of a CPU, which would be that of every head and layer.
+    Evaluates: MLX takes memory for all that it dispatches ahead of a device, which would be that of every head and
+    layer.
     """
     mx.eval(cache.arrays())
     packed, exact = cache.packed_part(), cache.exact_part()
     shared = exact[0].shape[1]
     group = queries.shape[1] // shared
     found = []
-    for head in range(shared):
-        keys, values = (_one_head(old, new, head) for old, new in zip(packed, exact, strict=True))
-        asking = queries[:, head * group : (head + 1) * group]
+    for first in range(0, shared, at_once):
+        heads = slice(first, min(first + at_once, shared))
+        keys, values = (_heads(old, new, heads) for old, new in zip(packed, exact, strict=True))
+        asking = queries[:, heads.start * group : heads.stop * group]
         found.append(mx.fast.scaled_dot_product_attention(asking, keys, values, scale=scale, mask=mask))
         mx.eval(found[-1])
     return mx.concatenate(found, axis=1)
 
 
-def _one_head(packed: Piece, exact: Any, head: int) -> Any:
-    """All rows of one head, [rows, 1, packed and exact columns, dim]."""
-    one = slice(head, head + 1)
-    return mx.concatenate([rows_of(mapped(packed, lambda a: a[:, one])), exact[:, one]], axis=2)
+def _heads(packed: Piece, exact: Any, heads: slice) -> Any:
+    """All rows of some heads, [rows, heads, packed and exact columns, dim]."""
+    return mx.concatenate([rows_of(mapped(packed, lambda a: a[:, heads])), exact[:, heads]], axis=2)
 
 
 def over_packed(queries: Any, cache: PackedRows, scale: float, mask: Any) -> Any:

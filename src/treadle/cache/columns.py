@@ -87,9 +87,9 @@ class SoloColumns:
 
     @property
     def starts(self) -> Any:
-        """`offset` of a step of one token as int32 [1], the same array for all layers."""
+        """`offset` as int32 [1], the same array for all layers; None where each token has a place of its own."""
         if self.places is not None:
-            return self.places.reshape(-1)
+            return None
         place = self.length + self.gap
         if self._starts[0] != place:
             self._starts = (place, mx.array([place], mx.int32))
@@ -211,10 +211,7 @@ class BatchColumns:
             self._offset = mx.array([n + gap for n, gap in zip(self.lengths, self._gaps, strict=True)], mx.int32)
         return self._offset
 
-    @property
-    def starts(self) -> Any:
-        """The same, by the name that columns of one sequence have for it too."""
-        return self.offset
+    starts = offset  # by the name that columns of one sequence have for it too
 
     def stand(self, gaps: Sequence[int], places: Any) -> None:
         """Say how far this step's tokens stand behind their numbers, row by row; none: not at all."""

@@ -18,7 +18,7 @@ import mlx.core as mx
 
 from treadle.cache.budget import Budget, Evictions, Reason, plan_eviction
 from treadle.cache.layers import Layers
-from treadle.cache.node import Match, Node, Root
+from treadle.cache.node import Match, MatchKind, Node, Root
 from treadle.cache.packed_rows import PackedRows
 from treadle.cache.segments import Holder, Live, Owned, Packed, is_live, rows_of
 from treadle.cache.spill import Spill
@@ -94,7 +94,8 @@ class Store:
         `locate` of the returned holder must be set by the caller before the next call of the store.
         """
         root = self._loaded(key, ids, fresh, positions)
-        match = self.tree.match(root, ids)
+        match = self.tree.peek(root, ids)
+        kind = match.kind
         most = min(readable(match), len(ids) - 1)
         beside = 0 if other is None else self.reach(*other, fresh, positions)
         own = parked(match, most)
@@ -104,10 +105,11 @@ class Store:
             length, held = usable(match, most, fresh)
             lease = Lease(Holder(root, lambda: (fresh, 0)), fresh, length)
             if other is not None and beside > length:
-                lease.length = self._copied(*other, fresh)
+                lease.length, kind = self._copied(*other, fresh)
             elif length:
                 self._fill(fresh, match, length, held)
                 lease.holder.leaf = next(n for n in match.nodes if n.start < length <= n.end)
+        self.tree.count(kind)
         self._hold(lease)
         self.reuse.reused += lease.length
         self.reuse.computed += len(ids) - lease.length
@@ -126,12 +128,15 @@ class Store:
         match = self.tree.peek(self._loaded(key, ids, layers, positions), ids)
         return usable(match, min(readable(match), len(ids) - 1), layers)[0]
 
-    def _copied(self, key: Hashable, ids: Ids, fresh: Layers) -> int:
-        """Fill empty layers from what `reach` found; how many tokens that were."""
+    def _copied(self, key: Hashable, ids: Ids, fresh: Layers) -> tuple[int, MatchKind]:
+        """Fill empty layers from what `reach` found; how many tokens that were, and how they were found.
+
+        `ids` are the beginning of a longer prompt, of which nothing more is stored there.
+        """
         match = self.tree.peek(self.tree.root(key), ids)
         length, held = usable(match, min(readable(match), len(ids) - 1), fresh)
         self._fill(fresh, match, length, held)
-        return length
+        return length, MatchKind.PREFIX if match.kind in (MatchKind.EXACT, MatchKind.PREFIX) else MatchKind.BRANCH
 
     def _fill(self, fresh: Layers, match: Match, length: int, held: Snapshot | None) -> None:
         fill(fresh, [rows_of(n).read(used) for n, used in pieces(match, length)], length, held)

@@ -68,13 +68,17 @@ class Tree:
     def match(self, root: Root, ids: Ids) -> Match:
         """The longest common prefix of `ids` [n] and what is stored; counts its kind, nothing else."""
         found = self.peek(root, ids)
-        self._kinds[found.kind] += 1
+        self.count(found.kind)
         return found
 
     def peek(self, root: Root, ids: Ids) -> Match:
         """As `match`, without counting."""
         _require_ids(ids)
         return walk(root, 0, ids)
+
+    def count(self, kind: MatchKind) -> None:
+        """A prompt was served in this way."""
+        self._kinds[kind] += 1
 
     # -- storing
 

@@ -14,7 +14,7 @@ from treadle.cli import options
 from treadle.config import Config
 from treadle.errors import LoadError, TreadleError
 from treadle.models.folders import cache_folder
-from treadle.models.sources import known_models
+from treadle.models.sources import known_models, title
 
 GB = 1e9
 
@@ -22,16 +22,22 @@ GB = 1e9
 def doctor(
     model: Annotated[str | None, typer.Option("--model", "-m", help="Also load this model and describe it.")] = None,
     context_length: options.ContextLength = options.DEFAULTS["context_length"],
+    recalibrate: Annotated[
+        bool, typer.Option("--recalibrate", help="Forget what was measured of models, or of --model alone, before.")
+    ] = False,
 ) -> None:
     """Show the device, versions, memory and what works; exit code 1 when something does not.
 
     treadle doctor
 
-    treadle doctor --model smollm2
+    treadle doctor --model smollm2 --recalibrate
     """
     failures = [*_machine(), *_hooks(), *_models()]
+    if recalibrate:
+        _forget(None if model is None else title(model))
     if model is not None:
         failures += _model(Config.of(model=model, context_length=context_length))
+    _calibrations(None if model is None else title(model))
     if failures:
         raise TreadleError(failures[0])
 
@@ -89,6 +95,31 @@ def _models() -> list[str]:
     _line("cache folder", str(cache_folder()))
     _line("downloaded", ", ".join(found) or "no models")
     return []
+
+
+def _forget(name: str | None) -> None:
+    """Let the next load measure anew: the model `name`, or all."""
+    from treadle.models.calibration import forget
+
+    _line("forgotten", f"what was measured of models, in {forget(name)} files")
+
+
+def _calibrations(name: str | None) -> None:
+    """What loads have measured: of the model `name`, or of all."""
+    from treadle.models.calibration import stored
+
+    for findings in stored().values():
+        if name in (None, findings.name):
+            device, caps = findings.key.get("device"), next(iter(findings.caps.values()), None)
+            revision, mlx = findings.key.get("model"), findings.key.get("mlx")
+            _line("calibration", f"{findings.name} (revision {revision}) on {device}, {findings.date}, mlx {mlx}")
+            if caps is not None:
+                _line("  several rows", caps.batching.value + (f": {caps.why}" if caps.why else ""))
+            if findings.packing is not None:
+                _line("  packed rows", findings.packing.fault or "right")
+            for kv, costs in findings.steps.items():
+                steps = ", ".join(f"{n}: {1000 * seconds:.3g} ms" for n, seconds in costs.verify.items())
+                _line(f"  steps, {kv} bits", f"{steps} by tokens; logits wobble by {costs.noise:.2g}")
 
 
 def _model(config: Config) -> list[str]:

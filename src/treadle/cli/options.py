@@ -48,6 +48,10 @@ Specprefill = Annotated[
 ]
 SpecprefillThreshold = Annotated[int, typer.Option(help="Tokens that are not cached, beyond which that is done.")]
 SpecprefillKeep = Annotated[float, typer.Option(help="Share of these tokens that is computed, up to 1.")]
+Compile = Annotated[
+    str,
+    typer.Option(help="Let layers take few tokens in few operations: auto (where that is faster), on or off."),
+]
 CacheGb = Annotated[
     float | None,
     typer.Option(

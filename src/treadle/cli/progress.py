@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from threading import Lock
 from typing import TYPE_CHECKING
 
 from treadle.models.folders import Progress
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import Progress as Bars
     from rich.progress import TaskID
 
 
@@ -23,20 +25,29 @@ def stderr() -> Console:
 @contextmanager
 def bars() -> Iterator[Progress]:
     """One bar per reported activity, drawn only on a terminal; may be reported to from any thread."""
-    from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
-    from rich.progress import Progress as Bars
-
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    console = stderr()
+    lock = Lock()
     tasks: dict[str, TaskID] = {}
-    with Bars(*columns, console=console, transient=True, disable=not console.is_terminal) as drawn:
+    drawn: Bars | None = None
+    with ExitStack() as stack:
 
         def report(what: str, done: int, total: int | None) -> None:
-            if what not in tasks:
-                tasks[what] = drawn.add_task(what, total=total)
+            nonlocal drawn
+            with lock:
+                if drawn is None:  # mostly nothing is reported, and nothing of this is needed
+                    drawn = stack.enter_context(_drawn())
+                if what not in tasks:
+                    tasks[what] = drawn.add_task(what, total=total)
             drawn.update(tasks[what], completed=done, total=total)
 
         yield report
+
+
+def _drawn() -> Bars:
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    console = stderr()
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
 @contextmanager

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 
 from treadle import runtime
 from treadle.cli import options
 from treadle.cli.listener import listen
+from treadle.cli.logs import log_to_stderr
 from treadle.config import DEFAULTS, Config
 
 
@@ -45,6 +47,7 @@ def serve(
     specprefill: options.Specprefill = DEFAULTS["specprefill"],
     specprefill_threshold: options.SpecprefillThreshold = DEFAULTS["specprefill_threshold"],
     specprefill_keep_pct: options.SpecprefillKeep = DEFAULTS["specprefill_keep_pct"],
+    compile: options.Compile = DEFAULTS["compile"],
     allow_image_urls: options.AllowImageUrls = DEFAULTS["allow_image_urls"],
     image_max_mp: options.ImageMaxMp = DEFAULTS["image_max_mp"],
     image_cache_mb: options.ImageCacheMb = DEFAULTS["image_cache_mb"],
@@ -62,9 +65,16 @@ def serve(
 
     treadle serve gemma3-270m --port 9000 --max-rows 4
     """
-    config = Config.of(**options.settings(locals(), os.environ))
+    _serve(Config.of(**options.settings(locals(), os.environ)))
+
+
+def _serve(config: Config) -> None:
     with listen(config.host, config.port) as listener:
-        runtime.prepare()  # before anything imports MLX
+        logs = log_to_stderr(config.log_format)
+        runtime.prepare_ahead()  # before anything imports MLX
+        gc.disable()  # imports make hardly any rubbish, and looking for it takes a tenth of their time
         from treadle.cli.server import run
 
-        run(config, listener)
+        gc.freeze()
+        gc.enable()
+        run(config, listener, logs)

@@ -9,11 +9,11 @@ import signal
 import socket
 import sys
 import threading
+from logging.handlers import QueueListener
 from types import FrameType
 
 from treadle import __version__
 from treadle.api import server as http
-from treadle.cli.logs import log_to_stderr
 from treadle.cli.progress import bars
 from treadle.cli.session import settled
 from treadle.config import Config
@@ -30,15 +30,14 @@ log = logging.getLogger(__name__)
 THREADS = (ENGINE_THREAD, FILES_THREAD)
 
 
-def run(config: Config, listener: socket.socket) -> None:
+def run(config: Config, listener: socket.socket, logs: QueueListener) -> None:
     """Serve on `listener` until SIGINT or SIGTERM, then drain.
 
-    A second Ctrl-C ends what still runs, a third one the process.
+    A second Ctrl-C ends what still runs, a third one the process. `logs` writes the log.
 
     Raises:
         LoadError: the model cannot be loaded.
     """
-    logs = log_to_stderr(config.log_format)
     models = offer(config, read_catalogue(config.models_file), bars)
     engine = Engine(models.first, config, models.others, models.rules)
     engine.recorder.listener = log_finished

@@ -20,11 +20,13 @@ from treadle.engine.skim import Skim, Terms
 from treadle.engine.speculation import Speculation
 from treadle.errors import LoadError
 from treadle.grammar.compile import grammars_of
+from treadle.models.calibration import CalibrationFile, StepCosts
 from treadle.models.capabilities import new_layers
 from treadle.models.load import LoadedModel
 from treadle.models.rope import gaps_fault, let_gaps_in
 from treadle.sparse.score import let_watch, untold
-from treadle.speculate.calibrate import Calibration, calibrate
+from treadle.speculate.calibrate import calibrate
+from treadle.speculate.cost import CostTable
 from treadle.speculate.draft_model import DraftModel
 from treadle.speculate.telemetry import SpeculationCounters
 from treadle.types import EXACT, Caps, Drafting, LayerKind
@@ -33,7 +35,6 @@ from treadle.vision.sight import Sight
 LARGEST_SKIMMER = 0.2  # of the parameters: reading with more costs what leaving out saves
 MARKERS = ("pad", "image", "img", "vision", "video", "audio")  # in the names of ids that no reply continues with
 log = logging.getLogger("treadle.engine")
-_measured: dict[str, Calibration] = {}
 
 
 def build_loop(
@@ -63,21 +64,32 @@ def _speculation(
 ) -> Speculation | None:
     if config.speculation == "off" or not can_go_back(loaded.caps):
         return None
-    calibration = _measured.get(loaded.revision)
-    if calibration is None:  # once for each model: it may be unloaded and loaded again
-        layers = partial(new_layers, loaded.model, loaded.caps)
-        calibration = _measured[loaded.revision] = calibrate(loaded.model, loaded.caps.vocab_size, layers)
+    measure = partial(_costs, loaded)
+    kept = loaded.calibration
+    costs = measure() if kept is None else kept.steps(str(loaded.caps.kv), measure)
     draft = loaded.draft
     return Speculation(
         loaded.caps,
         time.perf_counter,
         lookup=config.speculation in ("auto", "lookup"),
         following=None if draft is None else _following(draft, config, store),
-        cost=calibration.cost,
-        noise=calibration.noise,
+        cost=CostTable.of(costs.verify, costs.plain),
+        noise=costs.noise,
         barred=barred_ids(loaded.tokenizer, loaded.stop_ids),
         counters=counters,
     )
+
+
+def _costs(loaded: LoadedModel) -> StepCosts:
+    found = calibrate(loaded.model, loaded.caps.vocab_size, partial(new_layers, loaded.model, loaded.caps))
+    return StepCosts(found.noise, *found.cost.observed())
+
+
+def keep_costs(calibration: CalibrationFile | None, loop: Loop) -> None:
+    """Remember what steps were seen to cost, for the next load of the loop's model."""
+    if calibration is not None and loop.speculation is not None:
+        costs = StepCosts(loop.speculation.noise, *loop.speculation.cost.observed())
+        calibration.learnt(str(loop.caps.kv), costs)
 
 
 def drafting(loaded: LoadedModel, config: Config) -> Drafting:

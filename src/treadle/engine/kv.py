@@ -20,7 +20,7 @@ def formatted(loaded: LoadedModel, config: Config) -> LoadedModel:
     found = quality.stored(loaded.revision, device_facts().name)
     measured = {} if found is None else found.formats
     kv, why = choose(str(config.kv_bits), measured, config.kv_group_size, config.kv_recent)
-    caps = with_kv(loaded.model, loaded.caps, kv, why)
+    caps = with_kv(loaded.model, loaded.caps, kv, why, loaded.calibration)
     caps = replace(caps, kv_losses={name: one.delta_percent for name, one in measured.items()})
     log.info("%s: keys and values of %s bits: %s", loaded.name, caps.kv, caps.kv_why)
     return replace(loaded, caps=caps)

@@ -289,7 +289,9 @@ class Loop:
         sequence = ready[scheduler.pick(facts, self._turn)]
         self._turn += 1
         try:
-            if self._skimmed(sequence):
+            skimmed = None if self.skim is None else self.skim.turn(self, sequence)
+            if skimmed is not None:
+                self._outputs += skimmed
                 return
             if sequence.layers is None:
                 self.reuse.acquire(sequence, partial(self.new_layers, sequence.kv))
@@ -310,22 +312,6 @@ class Loop:
             began = self.clock()
             n = self.speculation.catch_up(allowance)
             self.pacer.prefilled(max(n, 1), self.clock() - began, bool(self.groups))
-
-    def _skimmed(self, sequence: Sequence) -> bool:
-        """Let the small model read a chunk of a prompt that may be computed in part; whether there was one to read."""
-        new_layers = partial(self.new_layers, sequence.kv)
-        if self.skim is None or not self.skim.reads(sequence, lambda: self.reuse.reach(sequence, new_layers)):
-            return False
-        began, decoding, at = self.clock(), bool(self.groups), self.skim.at(sequence)
-        n = self.ledger.chunk(self.pacer.allowance(decoding, small=True), len(sequence.tokens))
-        self.reuse.make_room(self.ledger.free - self.ledger.activations(n, len(sequence.tokens)))
-        n = self.skim.read(sequence, scheduler.aligned(at, n, self.pacer.chunk))
-        self.pacer.prefilled(max(n, 1), self.clock() - began, decoding, small=True)
-        if sequence.places is not None:
-            room = sequence.room - sequence.num_generated
-            need = self.ledger.need(len(sequence.tokens), room, sequence.kv, sequence.picture)
-            self.ledger.promise(sequence.id, need)
-        return True
 
     def _look(self, sequence: Sequence, n: int) -> bool:
         """Encode one picture that the next chunk shows, as this turn's work; whether there was one."""

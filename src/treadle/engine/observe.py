@@ -12,6 +12,7 @@ from treadle.engine.loop import Loop
 from treadle.engine.pressure import Pressure
 from treadle.metrics.gauges import CacheGauge, Gauges, MemoryGauge, SequenceGauge
 from treadle.metrics.snapshot import DeviceCard
+from treadle.models.blocks import Traces
 from treadle.runtime import DeviceFacts, device_facts
 from treadle.speculate.telemetry import SpeculationCounters
 
@@ -31,10 +32,16 @@ def observe(
         pressure=pressure.gauge(),
         cache=None if store is None else cache_gauge(store),
         sequences=tuple(
-            SequenceGauge(sequence.id, sequence.stage.value, sequence.computed, sequence.cached)
+            SequenceGauge(
+                sequence.id,
+                sequence.stage.value,
+                min(sequence.computed, sequence.num_prompt),  # of a reply's tokens none stand for tokens left out
+                sequence.cached,
+            )
             for loop in loops
             for sequence in loop.sequences()
         ),
+        traces=Traces.count,
         speculation={name: one.snapshot() for name, one in speculation.items()} or None,
     )
 

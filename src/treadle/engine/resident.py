@@ -20,6 +20,7 @@ from treadle.vision.spans import largest
 if TYPE_CHECKING:
     from treadle.engine.loop import Loop
     from treadle.engine.thread import EngineThread
+    from treadle.models.calibration import CalibrationFile
     from treadle.models.load import ModelCard
 
 
@@ -38,12 +39,14 @@ class Resident:
         thread: EngineThread,
         revisions: Set[str],
         drafting: Drafting,
+        calibration: CalibrationFile | None = None,
     ) -> None:
         self.model = model
         self.revisions = frozenset(revisions)  # of the prefixes that it may have in the cache
         self.config = config
         self.ledger = ledger
         self.loop = loop
+        self.calibration = calibration  # belongs to the engine thread too
         self.used = time.monotonic()  # when it last began or ended something
         self._thread = thread
         self._drafting = drafting

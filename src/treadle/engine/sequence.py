@@ -196,6 +196,9 @@ class Sequence:
     def usage(self, now: float) -> Usage:
         started = self.started if self.started is not None else now
         first = self.first_token if self.first_token is not None else now
+        sparse = self.sparse
+        if sparse is not None and sparse.engaged and self.first_token is None:
+            sparse = replace(sparse, kept=sparse.tokens - self.reached + self.computed)  # left out so far is no more
         chosen = self.chosen if self.chosen is not None else first
         return Usage(
             prompt_tokens=self.num_prompt + self.gap,
@@ -207,7 +210,7 @@ class Sequence:
             drafted_tokens=0 if self.speculator is None else self.speculator.drafted,
             accepted_tokens=0 if self.speculator is None else self.speculator.accepted,
             vision_s=self.vision_s,
-            sparse=None if self.sparse is None else replace(self.sparse, prefill_s=first - chosen),
+            sparse=None if sparse is None else replace(sparse, prefill_s=first - chosen),
         )
 
 

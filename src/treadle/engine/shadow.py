@@ -18,7 +18,7 @@ def read_on(
     if shadow.layers is None:
         reuse.acquire(shadow, new_layers)
     assert shadow.layers is not None
-    n = max(0, min(num_tokens, shadow.pending - 1))
+    n = reuse.up_to_checkpoint(shadow, max(0, min(num_tokens, shadow.pending - 1)))
     if n:
         small.prefill(shadow.layers, shadow.tokens[shadow.computed : shadow.computed + n])
         shadow.computed += n

@@ -1,23 +1,26 @@
 """Where the loop meets sparse prefill: a small model reads a long prompt first and says what may be left out of it.
 
-Before anything of a prompt is computed, `reads` decides whether that is worth trying; `read` lets the small model read
-one chunk, which is this turn's prefill, and after the last one chooses. From then on the sequence is one whose prompt
-has gaps (`Sequence.leave_out`), and nothing else in the loop knows. Whatever fails here, the prompt is computed whole.
-Engine thread only.
+The loop asks `turn` before it computes anything of a prompt: `reads` decides whether leaving out is worth trying;
+`read` lets the small model read one chunk, which is this turn's prefill, and after the last one chooses. From then on
+the sequence is one whose prompt has gaps (`Sequence.leave_out`), and nothing else in the loop knows. Whatever fails
+here, the prompt is computed whole. Engine thread only.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from treadle.cache.layers import Layers
+from treadle.engine import scheduler
 from treadle.engine.ending import sentence
 from treadle.engine.memory import Ledger
 from treadle.engine.reuse import Reuse
@@ -26,12 +29,15 @@ from treadle.engine.shadow import read_on
 from treadle.sparse.score import STEPS, importance
 from treadle.sparse.select import LEAST_LIFT, Places, Selection, moved, needed, select, smooth
 from treadle.speculate.draft_model import DraftModel
-from treadle.types import EXACT, Footprint, KvFormat, Skimming, SparsePrefill
+from treadle.types import EXACT, Footprint, KvFormat, Output, Skimming, SparsePrefill
+
+if TYPE_CHECKING:
+    from treadle.engine.loop import Loop
 
 log = logging.getLogger("treadle.engine")
 
 UNLIMITED = 2**62
-SIGHT = 4096  # tokens that the small model looks back while it reads; in the end it looks at all
+SIGHT = 2048  # tokens that the small model looks back while it reads; in the end it looks at all
 MOST_KEPT = 0.9  # of the tokens; with more, nothing is gained
 
 
@@ -86,6 +92,25 @@ class Skim:
         automatic = terms.automatic and not (terms.fault or terms.doubt)
         return Skimming(terms.name, terms.threshold, terms.keep, automatic, terms.fault or terms.doubt or "")
 
+    def turn(self, loop: Loop, sequence: Sequence) -> list[Output] | None:
+        """Let the small model read a chunk of a prompt that may be computed in part: this turn's prefill.
+
+        Returns what is to be told of it; None: there is nothing to read, and the large model goes on.
+        """
+        new_layers = partial(loop.new_layers, sequence.kv)
+        if not self.reads(sequence, lambda: loop.reuse.reach(sequence, new_layers)):
+            return None
+        began, decoding, at = loop.clock(), bool(loop.groups), self._read[sequence].shadow.computed
+        n = loop.ledger.chunk(loop.pacer.allowance(decoding, small=True), len(sequence.tokens))
+        loop.reuse.make_room(loop.ledger.free - loop.ledger.activations(n, len(sequence.tokens)))
+        n = self.read(sequence, scheduler.aligned(at, n, loop.pacer.chunk))
+        loop.pacer.prefilled(max(n, 1), loop.clock() - began, decoding, small=True)
+        if sequence.places is not None:
+            need = loop.ledger.need(len(sequence.tokens), sequence.room, sequence.kv, sequence.picture)
+            loop.ledger.promise(sequence.id, need)
+        reading = self._read.get(sequence)
+        return [] if reading is None else [Output(sequence.id, skimmed=reading.shadow.computed)]
+
     def reads(self, sequence: Sequence, cached: Callable[[], int]) -> bool:
         """Whether the small model has to read (more of) the prompt; `cached`: tokens that need not be computed."""
         if sequence in self._read:
@@ -93,7 +118,7 @@ class Skim:
         if sequence.sparse is not None or sequence.layers is not None:
             return False
         known = cached()
-        if (reason := self._declines(sequence, sequence.num_prompt - known)) is not None:
+        if (reason := self._declines(sequence, known)) is not None:
             self._decline(sequence, known, reason, 0.0)
             return False
         shadow = Sequence(replace(sequence.request, spans=()), 0, sequence.arrived, kv=EXACT)
@@ -105,15 +130,12 @@ class Skim:
         self._read[sequence] = Skimmed(shadow, known)
         return True
 
-    def at(self, sequence: Sequence) -> int:
-        """How many tokens of a prompt the small model has read."""
-        return self._read[sequence].shadow.computed
-
-    def _declines(self, sequence: Sequence, uncached: int) -> str | None:
+    def _declines(self, sequence: Sequence, cached: int) -> str | None:
         """Why a prompt is computed whole, before it was read; None: it may have gaps."""
+        uncached = sequence.num_prompt - cached
         terms, asked, most = self.terms, sequence.request.sparse, self._small.caps.context_length
         if asked is False:
-            return "The request forbids it."
+            return "The request wants all of the prompt computed."
         if sequence.request.computes_all or sequence.num_generated:
             return "Every token of the prompt is needed."
         if terms.fault is not None:
@@ -124,13 +146,30 @@ class Skim:
             return f"The small model reads at most {most} tokens."
         if self._broken:
             return self._broken
-        if asked:
-            return None
-        if not terms.automatic:
+        if not asked and not terms.automatic:
             return "It is done only where a request asks for it."
-        if uncached <= terms.threshold:
-            return f"{uncached} tokens are not cached, which is no more than {terms.threshold}."
-        return terms.doubt
+        if not asked and uncached <= terms.threshold:
+            return f"No more than {terms.threshold} tokens are not cached ({uncached})."
+        if not asked and terms.doubt is not None:
+            return terms.doubt
+        return self._gains_nothing(sequence, uncached, self._least(sequence, cached))
+
+    def _gains_nothing(self, sequence: Sequence, uncached: int, kept: int) -> str | None:
+        """Why it is not worth it to keep so many of the tokens that are not cached."""
+        if kept >= uncached:
+            return "All of it would be kept."
+        if not sequence.request.sparse and kept > MOST_KEPT * uncached:
+            return f"{kept} of {uncached} tokens would be kept in any case."
+        return None
+
+    def _least(self, sequence: Sequence, cached: int) -> int:
+        """How many tokens that are not cached will be kept at least, whatever the small model says."""
+        share = math.ceil(self._share(sequence) * (sequence.num_prompt - cached))
+        return max(share, int(self._needed(sequence, cached)[cached:].sum()))
+
+    def _needed(self, sequence: Sequence, cached: int) -> NDArray[np.bool_]:
+        request, share = sequence.request, self._share(sequence)
+        return needed(request.prompt, request.boundaries, request.spans, self.terms.special, share, cached)
 
     def _decline(self, sequence: Sequence, cached: int, reason: str, seconds: float) -> None:
         n = sequence.num_prompt - cached
@@ -150,7 +189,7 @@ class Skim:
             return 0
         skimmed.seconds += self._clock() - began
         if selection is not None:
-            self.leave(sequence)
+            self._put_down(sequence)
             self._settle(sequence, skimmed, selection)
         return n
 
@@ -172,12 +211,10 @@ class Skim:
         self._decline(sequence, skimmed.cached, reason, skimmed.seconds)
 
     def _choice(self, sequence: Sequence, skimmed: Skimmed) -> Selection:
-        shadow, request, share = skimmed.shadow, sequence.request, self._share(sequence)
+        shadow, start = skimmed.shadow, skimmed.cached
         assert shadow.layers is not None
         scores = self._score(self._small.model, shadow.layers, int(self._small.known_ids(shadow.tokens[-1:])[0]))
-        start = skimmed.cached
-        kept = needed(request.prompt, request.boundaries, request.spans, self.terms.special, share, start)
-        return select(smooth(scores), kept, start, share)
+        return select(smooth(scores), self._needed(sequence, start), start, self._share(sequence))
 
     def _share(self, sequence: Sequence) -> float:
         return self.terms.keep if sequence.request.keep is None else sequence.request.keep
@@ -185,11 +222,8 @@ class Skim:
     def _settle(self, sequence: Sequence, skimmed: Skimmed, selection: Selection) -> None:
         request, cached, seconds = sequence.request, skimmed.cached, skimmed.seconds
         n, kept = sequence.num_prompt - cached, len(selection.places)
-        if kept == n:
-            self._decline(sequence, cached, "All of it would be kept.", seconds)
-            return
-        if not request.sparse and kept > MOST_KEPT * n:
-            self._decline(sequence, cached, f"{kept} of {n} tokens would be kept in any case.", seconds)
+        if (reason := self._gains_nothing(sequence, n, kept)) is not None:
+            self._decline(sequence, cached, reason, seconds)
             return
         if not request.sparse and selection.lift < LEAST_LIFT:
             reason = f"Nothing in the prompt stands out (the best parts score {selection.lift:.2f} times the mean)."
@@ -206,10 +240,14 @@ class Skim:
         sequence.leave_out(left, places)
 
     def leave(self, sequence: Sequence) -> None:
-        """The prompt was read, or its sequence is over. What was computed stays for others, where nothing has to go."""
-        skimmed = self._read.pop(sequence, None)
-        if skimmed is None:
-            return
+        """A sequence is over."""
+        if sequence in self._read:
+            skimmed = self._put_down(sequence)
+            self._decline(sequence, skimmed.cached, "It ended while the small model was reading.", skimmed.seconds)
+
+    def _put_down(self, sequence: Sequence) -> Skimmed:
+        """The small model reads a prompt no further. What it computed stays for others, where nothing has to go."""
+        skimmed = self._read.pop(sequence)
         shadow = skimmed.shadow
         if shadow.layers is not None and self._reuse.has_room(shadow.layers.nbytes):
             self._reuse.release(shadow, None)
@@ -217,6 +255,7 @@ class Skim:
             self._reuse.forget(shadow)
         shadow.layers = None
         self._ledger.release(_account(sequence))
+        return skimmed
 
 
 def _account(sequence: Sequence) -> str:

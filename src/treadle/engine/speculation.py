@@ -20,7 +20,7 @@ from treadle.speculate.control import PROBE_EVERY, WARM_UP, Source
 from treadle.speculate.cost import CostTable
 from treadle.speculate.experience import Experience
 from treadle.speculate.lookup import RecentReplies
-from treadle.speculate.speculator import Draft, Speculator, Terms
+from treadle.speculate.speculator import Draft, Speculator, StepTerms
 from treadle.speculate.telemetry import SpeculationCounters
 from treadle.types import Batching, Caps, LayerKind
 
@@ -195,14 +195,14 @@ class Speculation:
             and not speculator.plain_next
         )
 
-    def _terms(self, row: Sequence, group: Group, launched: int = 0, draft_s: float = 0.0) -> Terms:
+    def _terms(self, row: Sequence, group: Group, launched: int = 0, draft_s: float = 0.0) -> StepTerms:
         """`group.drafting`: about so many of its rows bring drafts, as in its last checked step."""
         num_rows = len(group.rows)
         limit = min(MOST_DRAFTS, row.room - row.num_generated - 1 - launched)
         riding = num_rows - min(num_rows, max(1, group.drafting))
         cost = self._cost_of(group.rows)
         surcharge = draft_s + self._catching_up(cost, num_rows)
-        return Terms(cost, num_rows, riding, limit, surcharge, not self._recurrent)
+        return StepTerms(cost, num_rows, riding, limit, surcharge, not self._recurrent)
 
     def _catching_up(self, cost: CostTable, num_rows: int) -> float:
         """Seconds per draft that a recurrent model loses by computing accepted tokens again, about every other time."""

@@ -23,7 +23,7 @@ from treadle.engine.stream import Stream
 from treadle.engine.turns import Turns
 from treadle.errors import LoadError, NotReady, TreadleError
 from treadle.metrics.recorder import Recorder
-from treadle.runtime import device_facts
+from treadle.runtime import device_facts, prepare
 from treadle.system import free_memory
 from treadle.types import CacheReport, Finish, Output, Request
 
@@ -179,6 +179,7 @@ class EngineThread:
                 asked.set_exception(NotReady(self._ended))
 
     def _claim(self) -> None:
+        prepare()  # before the first import of MLX, which the next line brings
         from treadle.engine.device import claim, reserve_of
         from treadle.engine.pressure import Pressure
         from treadle.engine.reuse import store_of
@@ -209,6 +210,8 @@ class EngineThread:
             self._recorder.turn(outputs, took)
             self._send(outputs)
         mx.synchronize()  # a step under way must not outlive this thread's stream
+        for resident in self._residents:
+            _keep_costs(resident)
         if self._store is not None and self._store.spill is not None:
             self._store.save()  # what was computed last would have been written in the next idle moment
             self._store.spill.tier.stop()
@@ -294,7 +297,8 @@ class EngineThread:
         if loop.speculation is not None:
             self._speculation[loaded.name] = loop.speculation.counters
         self._pressure.attach(loop)
-        resident = Resident(loaded.card, config, ledger, loop, self, revisions, drafting(loaded, config))
+        drafts = drafting(loaded, config)
+        resident = Resident(loaded.card, config, ledger, loop, self, revisions, drafts, loaded.calibration)
         self._residents.append(resident)
         return resident
 
@@ -302,6 +306,7 @@ class EngineThread:
         import mlx.core as mx
 
         self._residents.remove(resident)
+        _keep_costs(resident)
         resident.ledger.close()
         for revision in resident.revisions.difference(*(one.revisions for one in self._residents)):
             resident.loop.reuse.leave(revision)
@@ -328,6 +333,12 @@ class EngineThread:
         for loop, batch in by_loop.items():
             if not loop.is_closed():
                 loop.call_soon_threadsafe(self._deliver, batch)
+
+
+def _keep_costs(resident: Resident) -> None:
+    from treadle.engine.build import keep_costs
+
+    keep_costs(resident.calibration, resident.loop)
 
 
 def _too_large(used: int, room: int, limit: int) -> str:

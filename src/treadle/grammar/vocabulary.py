@@ -6,7 +6,6 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from llguidance import LLTokenizer
-from llguidance.hf import from_tokenizer
 
 from treadle.grammar.fault import GrammarError
 
@@ -29,6 +28,8 @@ class Vocabulary:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, size: int, ends: Collection[int]) -> None:
         """Raises GrammarError for a tokenizer whose tokens have no bytes of their own, or without an end."""
+        from llguidance.hf import from_tokenizer  # imports transformers
+
         if not ends:
             raise GrammarError("this model has no end token, so no grammar can end a reply")
         known = max(tokenizer.get_vocab().values(), default=-1) + 1

@@ -14,7 +14,7 @@ from treadle.metrics.snapshot import DeviceCard, PressureCard
 
 @dataclass(frozen=True, slots=True)
 class SequenceGauge:
-    """Where one sequence stands. Tokens of prompt and reply with rows in the layers; prompt tokens from the cache."""
+    """Where one sequence stands. Prompt tokens with rows in the layers; those of them from the cache."""
 
     id: str
     stage: str  # waiting | prefill | decode
@@ -54,6 +54,7 @@ class Gauges:
     sequences: tuple[SequenceGauge, ...] = ()
     speculation: Mapping[str, Mapping[str, Any]] | None = None  # by model that did, loaded or not
     pressure: PressureCard | None = None
+    traces: int = 0  # functions that MLX compiled since the start
 
 
 @dataclass(slots=True)

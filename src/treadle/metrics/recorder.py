@@ -170,7 +170,10 @@ class Recorder:
     # Under the lock
 
     def _follow(self, track: Track, output: Output, now: float) -> None:
+        if output.skimmed is not None:
+            track.state, track.skimming, track.skimmed = "prefill", True, output.skimmed
         if output.prefilled is not None:
+            track.skimming = False
             track.state, track.seen = "prefill", max(track.seen, output.prefilled)
         made = len(output.tokens)
         if not made and output.stop_id is None:
@@ -197,7 +200,7 @@ class Recorder:
         usage = output.usage or Usage(track.prompt_tokens, track.generated, track.cached)
         counters, finish = self._counters.of(track.model), str(output.finish)
         skipped = 0 if usage.sparse is None else usage.sparse.tokens - usage.sparse.kept
-        in_layers = track.prompt_tokens - skipped if track.first is not None else track.seen
+        in_layers = (track.prompt_tokens if track.first is not None else track.seen) - skipped
         self._count_prompt(track, min(usage.cached_tokens, in_layers), in_layers)
         counters.finished[finish] += 1
         unseen = max(usage.completion_tokens - track.generated, 0)  # the end id, which no output shows

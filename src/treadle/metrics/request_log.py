@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import logging
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from treadle.metrics.snapshot import FinishedRequest
-from treadle.types import Request
+if TYPE_CHECKING:
+    from treadle.metrics.snapshot import FinishedRequest
+    from treadle.types import Request
 
 log = logging.getLogger("treadle.request")
 

@@ -168,9 +168,10 @@ class LiveRequest:
     id: str
     job: str  # what the cancel route takes
     model: str
-    state: str  # waiting | prefill | decode
+    state: str  # waiting | skim | prefill | decode
     prompt_tokens: int
-    prompt_computed: int  # of them in the layers, cached ones included
+    prompt_computed: int  # how far it is in them, cached ones and those that were left out included
+    prompt_skimmed: int  # how far the small model of sparse prefill has read them; 0: there is none
     cached_tokens: int
     generated_tokens: int
     age_s: float
@@ -219,6 +220,7 @@ class Stats:
     pressure: PressureCard | None
     cache: CacheCard | None  # null: switched off
     speculation: Mapping[str, Mapping[str, Any]] | None  # by model: the snapshot of its `SpeculationCounters`
+    traces: int  # functions of decoder layers that were compiled, one for each number of rows; since the start
     totals: Totals
     latency: Latency
     live: list[LiveRequest]  # oldest first

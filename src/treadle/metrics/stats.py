@@ -63,6 +63,7 @@ def stats(recorder: Recorder, engine: EngineFacts, since: float = 0.0) -> Stats:
         pressure=read.gauges.pressure,
         cache=_cache(read),
         speculation=read.gauges.speculation,
+        traces=read.gauges.traces,
         totals=_totals(read.counters),
         latency=recorder.latency(),
         live=recorder.live(),

@@ -22,7 +22,9 @@ class Track:
     generated: int = 0
     cached: int = 0
     computed: int = 0
-    seen: int = 0  # the most prompt tokens in the layers that a progress report told
+    seen: int = 0  # how far in the prompt a progress report told that its computation was
+    skimmed: int = 0  # prompt tokens that a small model has read, to say which of them are computed
+    skimming: bool = False  # whether it is at it
 
     def prompt_done(self, cached: int, in_layers: int) -> tuple[int, int]:
         """So many prompt tokens are in the layers, of them `cached` for free; what is new: (cached, computed)."""
@@ -37,9 +39,10 @@ class Track:
             id=self.id,
             job=self.id.partition(":")[0],
             model=self.model,
-            state=self.state,
+            state="skim" if self.state == "prefill" and self.skimming else self.state,
             prompt_tokens=self.prompt_tokens,
             prompt_computed=self.prompt_tokens if self.first is not None else max(self.seen, self.cached),
+            prompt_skimmed=self.skimmed,
             cached_tokens=self.cached,
             generated_tokens=self.generated,
             age_s=round(now - self.submitted, 3),

@@ -25,7 +25,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from treadle.cache.attend import over_packed
+from treadle.cache.attend import head_by_head, over_packed
 from treadle.cache.columns import BatchColumns, SoloColumns
 from treadle.cache.layers import Rows
 from treadle.cache.packed_rows import PackedRows
@@ -36,6 +36,7 @@ BASES = {"mlx_lm.models.base": False, "mlx_vlm.models.base": True}  # and whethe
 LAYERS_AT_ONCE = 4
 MOST_QUERIES = 16
 MOST_SCORES = 2**26  # of all heads; in bfloat16 on an H100 they cost a model of 36 layers about half a plan
+UNPACKED_PARTS = 2  # in which a layer's packed rows are unpacked for a long chunk
 MOST_DIM = 128  # of a head, for cuDNN
 LEAST_GRAIN = 256  # columns
 GRAINS = 32  # the grid has steps of at most this share of the columns
@@ -87,9 +88,7 @@ def attention_over(original: Callable[..., Any], cut: bool = False) -> Callable[
 
     def attend(queries: Any, keys: Any, values: Any, cache: Any, scale: float, mask: Any, sinks: Any = None) -> Any:
         out = compute(queries, keys, values, cache, scale, mask, sinks)
-        if isinstance(cache, PackedRows) and queries.shape[2] > MOST_QUERIES:
-            mx.eval(out)  # its unpacked rows can go before those of the next layer are made
-        elif queries.shape[2] > 1 and next(layers) % LAYERS_AT_ONCE == 0:
+        if queries.shape[2] > 1 and next(layers) % LAYERS_AT_ONCE == 0:
             mx.async_eval(out)  # type: ignore[no-untyped-call]
             if started:
                 mx.eval(started.pop())
@@ -98,16 +97,14 @@ def attention_over(original: Callable[..., Any], cut: bool = False) -> Callable[
         return out
 
     def compute(queries: Any, keys: Any, values: Any, cache: Any, scale: float, mask: Any, sinks: Any) -> Any:
-        n, found = queries.shape[2], None
+        found = None
         if sinks is None and type(cache) is Rows:
             found = _over_rows(queries, keys, values, cache, scale, mask, cut)
-        elif sinks is None and isinstance(cache, PackedRows) and n <= MOST_QUERIES:
+        elif sinks is None and isinstance(cache, PackedRows):
             found = _over_packed(queries, keys, values, cache, scale, mask)
-        return (
-            original(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)
-            if found is None
-            else found
-        )
+        if found is not None:
+            return found
+        return original(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)
 
     return attend
 
@@ -131,6 +128,10 @@ def _over_rows(queries: Any, keys: Any, values: Any, cache: Rows, scale: float, 
 
 def _over_packed(queries: Any, keys: Any, values: Any, cache: PackedRows, scale: float, mask: Any) -> Any:
     """None where packed rows have to be unpacked, or none is read yet."""
+    if queries.shape[2] > MOST_QUERIES:
+        if cache.columns.read_packed == 0 or not cache.taken(keys, values):
+            return None
+        return head_by_head(queries, cache, scale, mask, -(-keys.shape[1] // UNPACKED_PARTS))
     if cache.columns.read_packed == 0 or not suits(queries, cache.keys, cache.values):
         return None
     packed = [buffer.piece for buffer in cache.packed]  # whole: the kernel knows how far to read

@@ -42,6 +42,7 @@ OWN_SETTINGS = (
     "specprefill_model",
     "specprefill_threshold",
     "specprefill_keep_pct",
+    "compile",
 )
 OF_ONE_MODEL = ("context_length", "draft_model", "specprefill_model")  # on the command line they are about its model
 Number = Annotated[float, Field(allow_inf_nan=False)]

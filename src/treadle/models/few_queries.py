@@ -22,15 +22,16 @@ WARP = 32
 MOST_WARPS = 16
 SHARED_FLOATS = 8192  # of one block, for joining what its warps found
 ENOUGH_BLOCKS = 256  # about two for each processor of an H100
-LEAST_PART = 512  # columns
-MOST_PARTS = 8
+LEAST_PART = 128  # columns
+MOST_PARTS = 32
 TYPES = (mx.bfloat16, mx.float16, mx.float32)
 CODE_BITS = 8  # of packed rows that are read as they are
 
 SETUP = """
     constexpr int E = D / 32;
     constexpr int UNROLL = 4;
-    const int row = blockIdx.x / PARTS, part = blockIdx.x % PARTS, head = blockIdx.y, i = blockIdx.z;
+    const int num_parts = gridDim.x / queries_shape[0];
+    const int row = blockIdx.x / num_parts, part = blockIdx.x % num_parts, head = blockIdx.y, i = blockIdx.z;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int here = position[row] + i;
     float query[G][E], sum[G][E], best[G], total[G];
@@ -95,7 +96,8 @@ SETUP = """
 # limits: [columns to read, window or 0]
 EXACT = """
     const int window = limits[1];
-    const int span = (limits[0] + PARTS * WARPS * UNROLL - 1) / (PARTS * WARPS * UNROLL) * WARPS * UNROLL;
+    const int turn = num_parts * WARPS * UNROLL;
+    const int span = (limits[0] + turn - 1) / turn * WARPS * UNROLL;
     sweep(part * span, min(limits[0], (part + 1) * span), [&](int c, float* key, float* value) {
         const int p = line[c];
         return p <= here && (window <= 0 || p > here - window) && read_exact(c, key, value);
@@ -106,7 +108,8 @@ EXACT = """
 PACKED = """
     const int edge = max(0, here + 1 - limits[1]) / BLOCK * BLOCK;
     const int packed = min(edge, limits[3]);
-    const int span = (packed + (PARTS - 1) * WARPS * UNROLL - 1) / ((PARTS - 1) * WARPS * UNROLL) * WARPS * UNROLL;
+    const int turn = (num_parts - 1) * WARPS * UNROLL;
+    const int span = (packed + turn - 1) / turn * WARPS * UNROLL;
     const int group = lane * E / GROUP;
     const unsigned char* key_codes = reinterpret_cast<const unsigned char*>(
         key_words + row * key_words_strides[0] + head * key_words_strides[1]) + lane * E;
@@ -124,7 +127,7 @@ PACKED = """
             for (int e = 0; e < E; ++e) out[e] = scaled * codes[e] + bias;
         }
     };
-    if (part < PARTS - 1) {
+    if (part < num_parts - 1) {
         sweep(part * span, min(packed, (part + 1) * span), [&](int c, float* key, float* value) {
             const long k = key_group + c * key_scales_strides[2], v = value_group + c * value_scales_strides[2];
             unpack(key_codes + c * 4 * key_words_strides[2], static_cast<float>(key_scales[k]),
@@ -163,20 +166,20 @@ JOIN = """
 """
 WHOLE = "out[at * D + d] = static_cast<T>(below > 0.0f ? above / below : 0.0f);"
 PART = """
-        out[(at * PARTS + part) * (D + 2) + d] = above;
+        out[(at * num_parts + part) * (D + 2) + d] = above;
         if (d == 0) {
-            out[(at * PARTS + part) * (D + 2) + D] = top;
-            out[(at * PARTS + part) * (D + 2) + D + 1] = below;
+            out[(at * num_parts + part) * (D + 2) + D] = top;
+            out[(at * num_parts + part) * (D + 2) + D + 1] = below;
         }
 """
 MERGE = """
     const long at = blockIdx.x;
-    const int d = threadIdx.x;
-    const float* mine = parts + at * PARTS * (D + 2);
+    const int d = threadIdx.x, num_parts = parts_shape[3];
+    const float* mine = parts + at * num_parts * (D + 2);
     float top = -1e30f;
-    for (int p = 0; p < PARTS; ++p) top = fmaxf(top, mine[p * (D + 2) + D]);
+    for (int p = 0; p < num_parts; ++p) top = fmaxf(top, mine[p * (D + 2) + D]);
     float above = 0.0f, below = 0.0f;
-    for (int p = 0; p < PARTS; ++p) {
+    for (int p = 0; p < num_parts; ++p) {
         const float fade = __expf(mine[p * (D + 2) + D] - top);
         above += fade * mine[p * (D + 2) + d];
         below += fade * mine[p * (D + 2) + D + 1];
@@ -254,12 +257,11 @@ def _launch(*inputs: Any, split: int, packed: tuple[int, int] | None) -> Any:
     rows, heads, n, dim = queries.shape
     shared = keys.shape[1]
     warps = max(1, min(MOST_WARPS, SHARED_FLOATS // (heads // shared * dim)))
-    sizes = [("D", dim), ("PARTS", split)]
     shape, dtype = (queries.shape, queries.dtype) if split == 1 else ((rows, heads, n, split, dim + 2), mx.float32)
     more = [] if packed is None else list(zip(("BLOCK", "GROUP"), packed, strict=True))
     (out,) = _kernel(packed is not None, split > 1)(
         inputs=list(inputs),
-        template=[("T", queries.dtype), ("G", heads // shared), ("WARPS", warps), *sizes, *more],
+        template=[("T", queries.dtype), ("G", heads // shared), ("WARPS", warps), ("D", dim), *more],
         grid=(rows * split * warps * WARP, shared, n),
         threadgroup=(warps * WARP, 1, 1),
         output_shapes=[shape],
@@ -269,7 +271,7 @@ def _launch(*inputs: Any, split: int, packed: tuple[int, int] | None) -> Any:
         return out
     (out,) = _merge()(
         inputs=[out],
-        template=[("T", queries.dtype), *sizes],
+        template=[("T", queries.dtype), ("D", dim)],
         grid=(rows * heads * n * dim, 1, 1),
         threadgroup=(dim, 1, 1),
         output_shapes=[queries.shape],
@@ -279,7 +281,7 @@ def _launch(*inputs: Any, split: int, packed: tuple[int, int] | None) -> Any:
 
 
 def parts(blocks: int, reach: int) -> int:
-    """Into how many parts the columns are split so that few blocks over many columns fill the device: 1, 2, 4 or 8."""
+    """Into how many parts the columns are split, so that few blocks over many columns fill the device."""
     split = 1
     while split < MOST_PARTS and blocks * split < ENOUGH_BLOCKS and reach >= 2 * split * LEAST_PART:
         split *= 2

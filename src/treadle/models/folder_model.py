@@ -9,12 +9,10 @@ import struct
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
-
 from treadle import runtime, system
 from treadle.errors import LoadError
 from treadle.models.architectures import model_classes, trunk_classes
-from treadle.models.placement import WeightForm, hold_dense
+from treadle.models.placement import WeightForm, hold_dense, widen
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +23,7 @@ WRITES = re.compile("ForCausalLM|ForConditionalGeneration|LMHead")  # in the nam
 def load_folder(path: Path, backend: runtime.Backend, weights: WeightForm) -> tuple[Any, dict[str, Any], bool]:
     """The model, evaluated, its config, and whether quantised weights were expanded; after `check_folder`.
 
-    On a CPU all floats become float32 where that fits the rule of `hold_dense`; norms and the scales and
+    On a CPU all floats become float32 where that fits the rule of `widen`; norms and the scales and
     biases of packed weights always do: MLX's packed kernels are hopelessly slow there with 16-bit floats.
 
     Raises:
@@ -56,9 +54,10 @@ def hold(model: Any, path: Path, backend: runtime.Backend, weights: WeightForm) 
 
     utils = runtime.mlx_lm_module("utils")
     num_parameters = int(utils.get_total_parameters(model))
-    dense = hold_dense(weights, backend, num_parameters, system.free_memory())
-    if backend == "cpu":
-        _widen(model, everything=dense)  # before expanding, which rounds to the type of the scales
+    free = system.free_memory()
+    dense = hold_dense(weights, backend, num_parameters, free)
+    if backend == "cpu":  # before expanding, which rounds to the type of the scales
+        _widen(model, everything=widen(weights, backend, num_parameters, free))
     if dense:
         model = utils.dequantize_model(model)
     try:
@@ -95,6 +94,8 @@ def load_folder_tokenizer(path: Path) -> Any:
     Raises:
         LoadError: there is none that can be read.
     """
+    from transformers import AutoTokenizer
+
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(path), trust_remote_code=False, local_files_only=True)
     except (OSError, ValueError, KeyError, ImportError, TypeError, AttributeError) as error:
@@ -108,6 +109,8 @@ def load_folder_tokenizer(path: Path) -> Any:
 
 
 def _plain_tokenizer(path: Path) -> Any:
+    from transformers import PreTrainedTokenizerFast
+
     try:
         return PreTrainedTokenizerFast.from_pretrained(str(path), local_files_only=True)
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -33,6 +33,12 @@ class Part(nn.Module):  # type: ignore[misc]
         object.__setattr__(self, "_outputs", outputs)
         object.__setattr__(self, "_least", _least_rows(single))
 
+    @property
+    def siblings(self) -> list[Part]:
+        """All parts of the stack, in the order of their outputs."""
+        members: list[Part] = self._stack.members
+        return members
+
     def __call__(self, x: Any) -> Any:
         if x.size // x.shape[-1] < self._least:
             return self._single(x)
@@ -42,16 +48,15 @@ class Part(nn.Module):  # type: ignore[misc]
 class Stack:
     """The last product of a stacked layer, kept until each of its parts was taken."""
 
-    def __init__(self, num_parts: int) -> None:
-        self.owner: Any = None
-        self.num_parts = num_parts
+    def __init__(self) -> None:
+        self.members: list[Part] = []
         self._input: Any = None
         self._output: Any = None
         self._left = 0
 
     def product(self, x: Any) -> Any:
         if x is not self._input:
-            self._input, self._output, self._left = x, self.owner.stacked(x), self.num_parts
+            self._input, self._output, self._left = x, self.members[0].stacked(x), len(self.members)
         made = self._output
         self._left -= 1
         if self._left == 0:
@@ -72,18 +77,26 @@ def fuse_projections(model: Any) -> int:
     return count
 
 
+def stack_of(members: Sequence[Any]) -> Any:
+    """The stacked layer whose parts, all of them and in this order, are `members`; None where they are not."""
+    if not all(isinstance(member, Part) for member in members):
+        return None
+    parts = members[0].siblings
+    whole = len(parts) == len(members) and all(a is b for a, b in zip(parts, members, strict=True))
+    return parts[0].stacked if whole else None
+
+
 def _parts(members: Sequence[Any]) -> list[Part]:
     stacked = _like(
         members[0], {key: mx.concatenate([m[key] for m in members]) for key in STACKED if key in members[0]}
     )
-    stack, parts, start = Stack(len(members)), [], 0
+    stack, start = Stack(), 0
     for member in members:
         outputs = slice(start, start := start + member.weight.shape[0])
         single = _like(member, {key: stacked[key][outputs] for key in STACKED if key in member})
-        parts.append(Part(stack, single, outputs))
-    stack.owner = parts[0]
-    parts[0].stacked = stacked
-    return parts
+        stack.members.append(Part(stack, single, outputs))
+    stack.members[0].stacked = stacked
+    return stack.members
 
 
 def _alike(members: Sequence[Any]) -> bool:

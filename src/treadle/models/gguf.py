@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import re
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from treadle.errors import LoadError
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
+ARCHITECTURE = "general.architecture"
 MAX_DIMS = 4
 SPLIT_NAME = re.compile(r"^(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf$")
 STRING, ARRAY, BOOL = 8, 9, 7
@@ -94,7 +97,7 @@ class GGUF:
 
     @property
     def architecture(self) -> str:
-        return str(self.require("general.architecture"))
+        return str(self.require(ARCHITECTURE))
 
     @property
     def num_parameters(self) -> int:
@@ -152,6 +155,23 @@ def read(path: Path) -> GGUF:
     return GGUF(paths, parts[0].metadata, tensors)
 
 
+def architecture_of(path: Path) -> str | None:
+    """What `general.architecture` says, one of the first keys: large files need not be read for it.
+
+    Raises:
+        LoadError: as `read`, for as much as is read.
+    """
+    first = split_paths(path)[0]
+    with _told(first):
+        cursor = _Cursor(_mapped(first))
+        _, num_keys = _header(cursor, first)
+        for _ in range(num_keys):
+            key, value = cursor.string(), _value(cursor, cursor.scalar("I"))
+            if key == ARCHITECTURE:
+                return str(value)
+    return None
+
+
 def split_paths(path: Path) -> tuple[Path, ...]:
     """All parts of the set that `path` belongs to, in order; `(path,)` for a file that is not split.
 
@@ -170,24 +190,35 @@ def split_paths(path: Path) -> tuple[Path, ...]:
 
 
 def _read_part(path: Path) -> GGUF:
-    try:
-        file = np.memmap(path, mode="r", dtype=np.uint8)
-    except (OSError, ValueError) as error:  # ValueError: an empty file cannot be mapped
-        raise LoadError(f"{path} cannot be read: {error}.") from error
+    file = _mapped(path)
     cursor = _Cursor(file)
-    try:
+    with _told(path):
         num_tensors, num_keys = _header(cursor, path)
         metadata = _metadata(cursor, num_keys)
         heads = [_tensor_head(cursor) for _ in range(num_tensors)]
-    except (struct.error, IndexError) as error:
-        raise LoadError(f"{path.name} is truncated: its header goes on beyond the end of the file.") from error
-    except (UnicodeDecodeError, ValueError, OverflowError) as error:
-        raise LoadError(f"{path.name} is damaged: {error}.") from error
     alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
     if not isinstance(alignment, int) or alignment < 1:
         raise LoadError(f"{path.name} is damaged: its alignment is {alignment!r}.")
     start = -(-cursor.position // alignment) * alignment
     return GGUF((path,), metadata, {head.name: _tensor(file, start, head, path) for head in heads})
+
+
+def _mapped(path: Path) -> NDArray[np.uint8]:
+    try:
+        return np.memmap(path, mode="r", dtype=np.uint8)
+    except (OSError, ValueError) as error:  # ValueError: an empty file cannot be mapped
+        raise LoadError(f"{path} cannot be read: {error}.") from error
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """What goes wrong inside, where a header is read, is a LoadError."""
+    try:
+        yield
+    except (struct.error, IndexError) as error:
+        raise LoadError(f"{path.name} is truncated: its header goes on beyond the end of the file.") from error
+    except (UnicodeDecodeError, ValueError, OverflowError) as error:
+        raise LoadError(f"{path.name} is damaged: {error}.") from error
 
 
 def _header(cursor: _Cursor, path: Path) -> tuple[int, int]:
@@ -221,7 +252,7 @@ def _value(cursor: _Cursor, kind: int) -> Any:
     kind, count = cursor.scalar("I"), cursor.scalar("Q")
     cursor.check_count(count)
     if kind == STRING:
-        return [cursor.string() for _ in range(count)]
+        return cursor.strings(count)
     if kind not in SCALARS:
         raise ValueError(f"a metadata list of unknown type {kind}")
     return cursor.scalars(SCALARS[kind], count)
@@ -258,6 +289,9 @@ def _tensor(file: NDArray[np.uint8], start: int, head: _TensorHead, path: Path) 
     return Tensor(head.name, head.shape, kind, raw)
 
 
+_LENGTH_BYTES = 8  # before every string
+
+
 class _Cursor:
     """Reads little-endian values from a mapped file, one after another."""
 
@@ -283,6 +317,21 @@ class _Cursor:
 
     def string(self) -> str:
         return str(self.take(self.scalar("Q")), "utf-8")
+
+    def strings(self, count: int) -> list[str]:
+        """As `string`, many times: vocabularies have hundreds of thousands."""
+        view, begin, found = self._view, self.position, []
+        length_of = struct.Struct("<Q").unpack_from
+        for _ in range(count):
+            (length,) = length_of(view, begin)  # raises struct.error beyond the end
+            begin += _LENGTH_BYTES
+            end = begin + length
+            if end > len(view):
+                raise IndexError(end)
+            found.append(str(view[begin:end], "utf-8"))
+            begin = end
+        self.position = begin
+        return found
 
     def check_count(self, count: int) -> None:
         """Refuse a number of items that the file cannot hold, before a list of that length is built."""

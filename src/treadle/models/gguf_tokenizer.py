@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
-from transformers import PreTrainedTokenizerFast
 
 from treadle.errors import LoadError
 from treadle.models.gguf import GGUF
@@ -70,6 +69,8 @@ def load_tokenizer(gguf: GGUF) -> Any:
     Raises:
         LoadError: a kind of tokenizer or pre-tokenizer that is not supported, or damaged metadata.
     """
+    from transformers import PreTrainedTokenizerFast
+
     kind = gguf.require("tokenizer.ggml.model")
     if kind not in ("gpt2", "llama"):
         raise LoadError(f"GGUF files with a tokenizer of kind {kind!r} are not supported (only gpt2 and llama).")

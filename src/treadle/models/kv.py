@@ -7,6 +7,7 @@ gave the same logits through rows that take that way unpacked. Engine thread onl
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -17,6 +18,7 @@ from treadle.cache.formats import FORMATS, parse
 from treadle.cache.layers import Layers
 from treadle.cache.packed_rows import EXACT_BITS, LEAST_BITS, PackedRows
 from treadle.cache.recent_columns import BLOCK, SPARE
+from treadle.models.calibration import CalibrationFile
 from treadle.models.capabilities import forward, new_layers, packed_layers
 from treadle.models.packed_attention import install
 from treadle.models.rounding import distance, tolerance
@@ -27,12 +29,14 @@ TAIL = 2
 LEAST = KvFormat(LEAST_BITS, LEAST_BITS)
 
 
-def with_kv(model: Any, caps: Caps, kv: KvFormat, why: str) -> Caps:
+def with_kv(model: Any, caps: Caps, kv: KvFormat, why: str, calibration: CalibrationFile | None = None) -> Caps:
     """`caps` with the format that the model can really have, the bits of each kind of layer, and its footprint.
 
-    Packed rows are tried for exact ones too: a request may ask for them, and memory may run short.
+    Packed rows are tried for exact ones too: a request may ask for them, and memory may run short. `calibration`
+    keeps what came of it.
     """
-    fault = _fault(model, caps)
+    trial = partial(_fault, model, caps)
+    fault = trial() if calibration is None else calibration.packing_fault(trial)
     layers = None if fault is not None else _begun(model, caps, LEAST if kv.exact else kv)
     if layers is not None and kv.exact and set(_bits(layers)) == {str(EXACT)}:
         fault = "no group of 32 values divides its heads"

@@ -7,6 +7,7 @@ import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from treadle import runtime, system
 from treadle.errors import ConfigError, LoadError
 from treadle.models import gguf as gguf_file
 from treadle.models import gguf_model, gguf_tokenizer
+from treadle.models.calibration import CalibrationFile, calibration
 from treadle.models.embedding import embedding_of
 from treadle.models.folder_model import (
     check_folder,
@@ -82,6 +84,7 @@ class LoadedModel:
     reader: Reader | None = None  # prepares pictures for it, where it sees; its threads are those of prompts
     draft: LoadedModel | None = None  # a smaller one with the same vocabulary, which proposes tokens
     skimmer: LoadedModel | None = None  # another, or the same, which says what of a long prompt matters
+    calibration: CalibrationFile | None = None  # what was found by trying it; None: that is kept nowhere
 
     @property
     def footprint(self) -> Footprint:
@@ -132,11 +135,13 @@ def load_model(
     weights: WeightForm = "auto",
     chat_template: str | None = None,
     limits: Limits = Limits(),
+    compile: str = "auto",
 ) -> LoadedModel:
     """Load a model; runs on the engine thread and takes seconds to minutes.
 
     `context_length` in tokens lowers what the model was trained for; `weights`: how quantised ones are held;
-    `chat_template`: instead of the model's own; `limits`: of the images it reads.
+    `chat_template`: instead of the model's own; `limits`: of the images it reads;
+    `compile`: see `models.compile`.
 
     Raises:
         LoadError: one sentence on what is missing, damaged or not supported.
@@ -154,11 +159,12 @@ def load_model(
     if chat_template is not None:
         parts.tokenizer.chat_template = chat_template
     length = _context_length(parts.config, context_length)
-    tune(parts.model, facts.backend)
+    tune(parts.model, facts.backend, compile)
     form = "dense" if parts.dense else "packed"
     revision = fingerprint(parts.weight_files, form)
     log.info("%s: weights held %s on %s, context of %d tokens", source.name, form, facts.backend, length)
-    caps = _caps(parts, revision, length)
+    known = calibration(revision, [parts.config, parts.embedding, compile], source.name)
+    caps = known.caps(length, partial(_caps, parts, length))
     return LoadedModel(
         name=source.name,
         source=str(source.path),
@@ -171,21 +177,16 @@ def load_model(
         defaults=sampling_defaults(parts.generation),
         chat_template=template_of(parts.tokenizer),
         reader=parts.reader if caps.vision is not None and caps.vision.works else None,
+        calibration=known,
     )
 
 
-_described: dict[tuple[str, str, int], Caps] = {}
-
-
-def _caps(parts: _Parts, revision: str, length: int) -> Caps:
-    """What the model can do; found by trying, so once for each model: it may be unloaded and loaded again."""
+def _caps(parts: _Parts, length: int) -> Caps:
+    """What the model can do, found by trying."""
     from treadle.models.capabilities import describe
 
-    key = (revision, json.dumps([parts.config, parts.embedding], sort_keys=True, default=repr), length)
-    if key not in _described:
-        caps = describe(parts.model, _vocab_size(parts), length)
-        _described[key] = replace(_sighted(parts, caps), embedding=_embedding(parts, caps))
-    return _described[key]
+    caps = describe(parts.model, _vocab_size(parts), length)
+    return replace(_sighted(parts, caps), embedding=_embedding(parts, caps))
 
 
 def _embedding(parts: _Parts, caps: Caps) -> Embedding | None:

@@ -99,7 +99,7 @@ def _tokenizer(source: ResolvedSource) -> Any:
 
 def _family(source: ResolvedSource) -> str:
     if source.kind == "gguf":
-        return str(gguf.read(source.path).metadata.get("general.architecture"))
+        return str(gguf.architecture_of(source.path))
     return str(read_json(source.path / "config.json").get("model_type")).removesuffix("_text")
 
 

@@ -118,18 +118,24 @@ def load_entry(
 ) -> LoadedModel:
     """Load a model as its entry wants it, with those that draft and skim. Engine thread; raises as `load_model`."""
     limits = Limits(int(config.image_max_mp * 1e6), config.allow_image_urls)
-    loaded = load_model(source, config.context_length, chat_template=entry.chat_template, limits=limits)
+    loaded = load_model(
+        source,
+        config.context_length,
+        chat_template=entry.chat_template,
+        limits=limits,
+        compile=config.compile,
+    )
     loaded = replace(loaded, name=entry.name, defaults=loaded.defaults | dict(entry.sampling))
     if draft is not None:
-        load = partial(load_model, draft, None)
+        load = partial(load_model, draft, None, compile=config.compile)
         loaded = replace(loaded, draft=pairing.checked(loaded, load, draft.name, _insists(config)))
-    return loaded if skimmer is None else replace(loaded, skimmer=_skimmer(loaded, skimmer))
+    return loaded if skimmer is None else replace(loaded, skimmer=_skimmer(loaded, skimmer, config.compile))
 
 
-def _skimmer(loaded: LoadedModel, source: ResolvedSource) -> LoadedModel:
+def _skimmer(loaded: LoadedModel, source: ResolvedSource, compile: str) -> LoadedModel:
     """The small model that skims: one that is loaded already, where that is the same."""
     known = next((one for one in (loaded, loaded.draft) if one is not None and one.source == str(source.path)), None)
-    found = load_model(source, None) if known is None else known
+    found = load_model(source, None, compile=compile) if known is None else known
     if (reason := pairing.cannot_skim(loaded, found)) is not None:
         raise LoadError(f"{source.name} cannot skim for {loaded.name}: {reason}.")
     return found

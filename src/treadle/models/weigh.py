@@ -13,8 +13,11 @@ from treadle import runtime
 from treadle.errors import LoadError
 from treadle.models import gguf
 from treadle.models.folder_model import read_json
-from treadle.models.placement import FLOAT32_BYTES, hold_dense
+from treadle.models.gguf_blocks import PLAIN
+from treadle.models.placement import FLOAT32_BYTES, hold_dense, widen
 from treadle.models.sources import ResolvedSource
+
+FLOATS = ("F32", "F16", "BF16")  # as safetensors calls them
 
 
 def weight_bytes(source: ResolvedSource, backend: runtime.Backend, free_bytes: int) -> int:
@@ -22,10 +25,16 @@ def weight_bytes(source: ResolvedSource, backend: runtime.Backend, free_bytes: i
     if source.kind == "gguf":
         opened = gguf.read(source.path)
         parameters, stored = opened.num_parameters, sum(path.stat().st_size for path in opened.paths)
+        plain = [(math.prod(t.shape), t.raw.nbytes) for t in opened.tensors.values() if t.type.name in PLAIN]
     else:
-        tensors = [tensor for path in sorted(source.path.glob("*.safetensors")) for tensor in _tensors(path)]
+        tensors = [info for path in sorted(source.path.glob("*.safetensors")) for info in _tensors(path)]
         parameters, stored = folder_parameters(source.path, dict(tensors)), sum(_size(info) for _, info in tensors)
-    return parameters * FLOAT32_BYTES if hold_dense("auto", backend, parameters, free_bytes) else stored
+        plain = [(math.prod(info["shape"]), _size(info)) for _, info in tensors if info.get("dtype") in FLOATS]
+    if hold_dense("auto", backend, parameters, free_bytes):
+        return parameters * FLOAT32_BYTES
+    if widen("auto", backend, parameters, free_bytes):
+        return stored + sum(number * FLOAT32_BYTES - size for number, size in plain)
+    return stored
 
 
 def folder_parameters(path: Path, tensors: Mapping[str, Any]) -> int:

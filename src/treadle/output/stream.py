@@ -47,8 +47,8 @@ class Event:
     Text events: `text` (never empty, except for one just before `done` when the last tokens have no text of
     their own), and the tokens whose text ends in it: `ids`, `logprobs` (one per id if asked for), `offsets`
     (characters of the answer before each id). Reasoning events: `text`. Tool events: `tool`. Progress:
-    `prefilled`, `prompt_logprobs` of the next prompt tokens, or both. Done: `finish`, and `stop_string` or
-    `stop_id`, `usage`, `error`, `reasoning_tokens`.
+    `prefilled`, `prompt_logprobs` of the next prompt tokens, or both; before them perhaps `skimmed`. Done: `finish`,
+    and `stop_string` or `stop_id`, `usage`, `error`, `reasoning_tokens`.
     """
 
     kind: Kind
@@ -58,6 +58,7 @@ class Event:
     offsets: tuple[int, ...] = ()
     tool: ToolDelta | None = None  # of a tool event
     prefilled: int | None = None
+    skimmed: int | None = None
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     finish: Finish | None = None
     stop_string: str | None = None
@@ -109,9 +110,15 @@ class TextStream:
     def push(self, output: Output) -> list[Event]:
         """The events that this output makes certain; with `finish`, the last of them is `done`."""
         assert not self._done, "an output after the one with finish"
-        progress = output.finish is None and output.prefilled is not None and not output.tokens
+        told = output.prefilled is not None or output.skimmed is not None
+        progress = told and output.finish is None and not output.tokens
         if progress or output.prompt_logprobs:
-            event = Event(Kind.PROGRESS, prefilled=output.prefilled, prompt_logprobs=output.prompt_logprobs)
+            event = Event(
+                Kind.PROGRESS,
+                prefilled=output.prefilled,
+                skimmed=output.skimmed,
+                prompt_logprobs=output.prompt_logprobs,
+            )
             return [event] if progress else [event, *self._made(output)]
         return self._made(output)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, TypeVar
@@ -52,6 +52,20 @@ class CostTable:
         self._changes = 0
         self._memo: dict[Hashable, Any] = {}
         self._memo_version = 0
+
+    @classmethod
+    def of(cls, verify: Mapping[int, float], plain: Mapping[int, float]) -> CostTable:
+        """A table that begins with what `observed` gave: seconds of verify steps by tokens, of plain ones by rows."""
+        table = cls()
+        for num_tokens, seconds in verify.items():
+            table.observe(num_tokens, seconds, warm=True)
+        for rows, seconds in plain.items():
+            table.observe_plain(rows, seconds)
+        return table
+
+    def observed(self) -> tuple[dict[int, float], dict[int, float]]:
+        """Seconds of verify steps by tokens, and of plain ones by rows, at short contexts."""
+        return self._verify.values(), self._plain.values()
 
     def at(self, context: int) -> CostTable:
         """The table for steps whose rows have `context` tokens behind them, all together."""
@@ -204,6 +218,9 @@ class _Curve:
 
     def spans(self, size: int) -> bool:
         return bool(self._sizes) and self._sizes[0] <= size <= self._sizes[-1]
+
+    def values(self) -> dict[int, float]:
+        return {size: self.points[size].value for size in self._sizes}
 
     def nearest(self, size: int) -> int | None:
         """The observed size that is nearest."""

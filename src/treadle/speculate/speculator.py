@@ -21,7 +21,7 @@ class Draft:
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class StepTerms:
     """What a step would cost a row that brings drafts."""
 
     cost: CostTable
@@ -55,20 +55,20 @@ class Speculator:
         self._index.extend([token])
         self._recent = [*self._recent[-15:], token]
 
-    def forced(self, tokens: list[int], terms: Terms) -> Draft | None:
+    def forced(self, tokens: list[int], terms: StepTerms) -> Draft | None:
         """Drafts from the only continuation that a grammar spells."""
         return self._wanted(Source.FORCED, Proposal(tuple(tokens)), terms)
 
-    def lookup(self, terms: Terms, least: int = 0) -> Draft | None:
+    def lookup(self, terms: StepTerms, least: int = 0) -> Draft | None:
         """Drafts from what the text, or a recent reply, already said, if the match is at least `least` long."""
         proposal = self._proposal(terms.limit)
         return self._wanted(Source.LOOKUP, proposal, terms) if proposal.matched >= least else None
 
-    def wants_model(self, terms: Terms) -> int:
+    def wants_model(self, terms: StepTerms) -> int:
         """How many tokens a draft model should propose."""
         return self._number(Source.DRAFT, 0, terms.limit, terms)
 
-    def foresees(self, terms: Terms) -> bool:
+    def foresees(self, terms: StepTerms) -> bool:
         """Whether drafts will be worth while if the token under way is the one that lookup expects.
 
         Then it is read before the next step, which costs the overlap; `landed` tells whether that was right.
@@ -106,12 +106,12 @@ class Speculator:
         shared = self._replies.propose(limit, self._recent)
         return shared if shared.matched else own
 
-    def _wanted(self, source: Source, proposal: Proposal, terms: Terms) -> Draft | None:
+    def _wanted(self, source: Source, proposal: Proposal, terms: StepTerms) -> Draft | None:
         limit = min(terms.limit, len(proposal.tokens))
         wanted = self._number(source, proposal.matched, limit, terms) if limit > 0 else 0
         return Draft(proposal.tokens[:wanted], source) if wanted else None
 
-    def _number(self, source: Source, matched: int, limit: int, terms: Terms) -> int:
+    def _number(self, source: Source, matched: int, limit: int, terms: StepTerms) -> int:
         """How many drafts pay, up to `limit`."""
         return self.control.want(
             source,

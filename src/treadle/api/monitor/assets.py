@@ -1,4 +1,4 @@
-"""The files of the monitor page: read and compressed once, named by what is in them."""
+"""The files of the monitor page: read once, compressed when first asked for, named by what is in them."""
 
 from __future__ import annotations
 
@@ -27,15 +27,23 @@ TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class Asset:
-    """One file, plain and compressed."""
+    """One file and its media type."""
 
     plain: bytes
-    packed: bytes  # gzip
     type: str
 
     @staticmethod
     def of(name: str, body: bytes) -> Asset:
-        return Asset(body, gzip.compress(body, mtime=0), TYPES[Path(name).suffix])
+        return Asset(body, TYPES[Path(name).suffix])
+
+    def packed(self) -> bytes:
+        """The file as gzip. The first call takes up to a tenth of a second."""
+        return _packed(self.plain)
+
+
+@cache
+def _packed(body: bytes) -> bytes:
+    return gzip.compress(body, mtime=0)
 
 
 @dataclass(frozen=True, slots=True)

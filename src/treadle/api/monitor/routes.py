@@ -53,7 +53,7 @@ router = APIRouter(lifespan=lifespan)
 async def root(request: Request) -> Response:
     """The page for browsers, a hint for everyone else."""
     if "text/html" in request.headers.get("accept", ""):
-        return asset_response(request, site().page, "no-cache", "accept, accept-encoding")
+        return await asset_response(request, site().page, "no-cache", "accept, accept-encoding")
     hint = {"name": "treadle", "version": __version__, "api": "/v1", "routes": HINTS}
     return json_response(hint, headers={"vary": "accept"})
 
@@ -64,15 +64,16 @@ async def file(request: Request, version: str, name: str) -> Response:
     asset = site().files.get(name) if version == site().version else None
     if asset is None:
         raise NotFound(f"The page has no file {name[:100]!r} in version {version[:100]!r}.", code="unknown_url")
-    return asset_response(request, asset, FOR_GOOD, "accept-encoding")
+    return await asset_response(request, asset, FOR_GOOD, "accept-encoding")
 
 
-def asset_response(request: Request, asset: Asset, keep: str, vary: str) -> Response:
+async def asset_response(request: Request, asset: Asset, keep: str, vary: str) -> Response:
     """The asset, compressed for whoever takes that."""
     headers = {**GUARDS, "cache-control": keep, "vary": vary, "content-type": asset.type}
     if not takes_gzip(request.headers.get("accept-encoding", "")):
         return Response(asset.plain, headers=headers)
-    return Response(asset.packed, headers={**headers, "content-encoding": "gzip"})
+    packed = await asyncio.to_thread(asset.packed)
+    return Response(packed, headers={**headers, "content-encoding": "gzip"})
 
 
 def takes_gzip(accepted: str) -> bool:

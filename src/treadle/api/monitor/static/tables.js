@@ -31,8 +31,8 @@ export function showLive(requests, tell) {
 }
 
 function stage(one) {
-  const progress = one.state === "prefill" && one.prompt_tokens > 0;
-  return progress ? `prefill ${share(one.prompt_computed / one.prompt_tokens)}` : one.state;
+  const done = { skim: one.prompt_skimmed, prefill: one.prompt_computed }[one.state];
+  return done !== undefined && one.prompt_tokens > 0 ? `${one.state} ${share(done / one.prompt_tokens)}` : one.state;
 }
 
 function add(one, tell) {

@@ -1,0 +1,294 @@
+"""Decoder layers that take a step of few tokens per row in few operations. Engine thread only.
+
+Such a step is short on the device, and the host hands it over operation by operation. A layer of the usual kind, by its
+model file, has some forty of them: besides its products there are transposes of weights, reshapes, slices, norms. Here
+it has about fifteen. What lies between one attention and the next (the rest of a layer and the beginning of the next)
+is one compiled function over [tokens, size], with weights as constants and positions as an array, so that it is traced
+once for a number of rows and tokens and never again. The cache and attention are called as the model file calls them.
+
+A layer gets another `__call__`; weights, names and everything else stay. It does what it always did with more tokens,
+and with caches that are not ours. Between two layers a `Passed` stands for the hidden state: so only model files are
+taken that hand it from layer to layer untouched (`FAMILIES`), and only layers that compute the same (`compile.py`).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from treadle.cache.layers import Rows
+from treadle.models.attention import NAME
+from treadle.models.fuse import stack_of
+from treadle.models.gemv import knows, row_product
+from treadle.models.kernels import Heads, Plain, Turn, padded
+from treadle.models.linear import PAD_TO, FlatQuantizedLinear
+
+FAMILIES = tuple(f"mlx_lm.models.{name}" for name in ("llama", "qwen2", "qwen3", "mimo", "seed_oss", "ernie4_5"))
+LAYERS = ("TransformerBlock", "DecoderLayer")
+FREQS = ("Llama3RoPE", "YarnRoPE", "ProportionalRoPE")  # rotary embeddings of mlx-lm that are nothing but frequencies
+SINGLE = "Single"
+MOST_TOKENS = 16  # of a row
+
+
+class Traces:
+    """How many functions were traced so far in this process: each costs about a millisecond, once."""
+
+    count = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a layer computes before and behind attention, for few tokens per row."""
+
+    pieces: Plain
+    heads: Heads
+    eps: float
+    pads: bool  # 2..7 tokens cost its products more than 8
+    before: Any  # weights [size] of the norms
+    behind: Any
+    qkv: Callable[[Any], Any]
+    out: Callable[[Any], Any]
+    gate_up: Callable[[Any], Any]
+    down: Callable[[Any], Any]
+
+    def slots(self, tokens: int) -> int:
+        return PAD_TO if self.pads and 1 < tokens < PAD_TO else tokens
+
+    def asked(self, normed: Any, position: Any, tokens: int) -> tuple[Any, Any, Any]:
+        """Queries, keys and values for `normed` [slots, size]; `position` int32 [rows] of the first token of each."""
+        return self.pieces.heads(self.qkv(normed), position, tokens // position.shape[0], self.heads)
+
+    def enter(self, stream: Any, position: Any) -> tuple[Any, Any, Any]:
+        """The same for a hidden state [tokens, size]."""
+        tokens = stream.shape[0]
+        normed = padded(mx.fast.rms_norm(stream, self.before, self.eps), self.slots(tokens))
+        return self.asked(normed, position, tokens)
+
+    def rest(self, stream: Any, attended: Any) -> tuple[Any, Any]:
+        """The hidden state [tokens, size] without what the MLP adds, and that, in `slots` rows."""
+        slots = self.slots(stream.shape[0])
+        found = attended if attended.shape[2] == 1 else attended.swapaxes(1, 2)
+        added = self.out(padded(found.reshape(stream.shape[0], -1), slots))
+        stream, normed = self.pieces.add_norm(stream, added, self.behind, self.eps, slots)
+        return stream, self.down(self.pieces.gated(self.gate_up(normed)))
+
+
+def _compiled(first: Parts | None, second: Parts | None) -> Any:
+    """From attention of the `first` layer to attention of the `second`; None: there is no such layer.
+
+    The arguments are (hidden state, what attention found, positions), the hidden state [rows, n, size] at the outer
+    ends and [tokens, size] between layers; what is not there is left out.
+    """
+
+    def enter(x: Any, position: Any) -> tuple[Any, ...]:
+        Traces.count += 1
+        assert second is not None
+        stream = x.reshape(-1, x.shape[2])
+        return stream, *second.enter(stream, position)
+
+    def leave(stream: Any, attended: Any) -> Any:
+        Traces.count += 1
+        assert first is not None
+        stream, added = first.rest(stream, attended)
+        tokens, size = stream.shape
+        return (stream + added[:tokens]).reshape(attended.shape[0], -1, size)
+
+    def cross(stream: Any, attended: Any, position: Any) -> tuple[Any, ...]:
+        Traces.count += 1
+        assert first is not None and second is not None
+        stream, added = first.rest(stream, attended)
+        slots = second.slots(stream.shape[0])
+        stream, normed = first.pieces.add_norm(stream, added, second.before, second.eps, slots)
+        return stream, *second.asked(normed, position, stream.shape[0])
+
+    if first is None:
+        return mx.compile(enter)
+    return mx.compile(leave) if second is None else mx.compile(cross)
+
+
+class Passed:
+    """The hidden state between two layers of ours, [rows, n, size], not computed to its end yet."""
+
+    __slots__ = ("attended", "layer", "stream")
+
+    def __init__(self, stream: Any, attended: Any, layer: Step) -> None:
+        self.stream = stream
+        self.attended = attended
+        self.layer = layer
+
+    def array(self) -> Any:
+        return self.layer.leave(self.stream, self.attended)
+
+
+class Step:
+    """How one layer takes a step of few tokens per row."""
+
+    def __init__(self, parts: Parts, before: Parts | None, last: bool, attention: Any) -> None:
+        """`before`: of the layer in front, if that is one of ours. `last`: no layer of ours follows."""
+        self.parts = parts
+        self.last = last
+        self.scale = attention.scale
+        self.enter = _compiled(None, parts)
+        self.cross = None if before is None else _compiled(before, parts)
+        self.leave = _compiled(parts, None)
+        self.file = vars(sys.modules[type(attention).__module__])  # where attention may be exchanged at any time
+
+    def take(self, x: Any, starts: Any, mask: Any, cache: Rows) -> Any:
+        if type(x) is Passed:
+            stream, queries, keys, values = self.cross(x.stream, x.attended, starts)  # type: ignore[misc]
+        else:
+            stream, queries, keys, values = self.enter(x, starts)
+        keys, values = cache.update_and_fetch(keys, values)
+        attended = self.file[NAME](queries, keys, values, cache=cache, scale=self.scale, mask=mask)
+        return self.leave(stream, attended) if self.last else Passed(stream, attended, self)
+
+
+@lru_cache(maxsize=16)
+def _single(kind: Any) -> Any:
+    def call(self: Any, x: Any, mask: Any = None, cache: Any = None) -> Any:
+        passed = type(x) is Passed
+        if isinstance(cache, Rows) and (passed or x.shape[1] <= MOST_TOKENS):
+            starts = cache.columns.starts
+            if starts is not None:
+                return self.step.take(x, starts, mask, cache)
+        return kind.__call__(self, x.array() if passed else x, mask, cache)
+
+    return type(SINGLE + kind.__name__, (kind,), {"__call__": call})
+
+
+class Blocks:
+    """The layers of a model for which there is a `Step`; `use` says which way they go."""
+
+    def __init__(self, layers: Sequence[Any], steps: Sequence[Step]) -> None:
+        self._kinds: list[tuple[Any, Any, Step]] = [
+            (layer, type(layer), step) for layer, step in zip(layers, steps, strict=True)
+        ]
+
+    def __len__(self) -> int:
+        return len(self._kinds)
+
+    def use(self, wanted: bool) -> None:
+        for layer, kind, step in self._kinds:
+            if wanted:
+                layer.step = step
+            layer.__class__ = _single(kind) if wanted else kind
+
+
+def steps_of(layers: Sequence[Any], parts: Sequence[Parts | None]) -> Blocks:
+    """The layers of which the parts are known, none exchanged yet."""
+    chosen, steps = [], []
+    for i, (layer, own) in enumerate(zip(layers, parts, strict=True)):
+        if own is not None:
+            last = i + 1 == len(layers) or parts[i + 1] is None
+            chosen.append(layer)
+            steps.append(Step(own, parts[i - 1] if i else None, last, layer.self_attn))
+    return Blocks(chosen, steps)
+
+
+def layers_of(model: Any) -> list[Any]:
+    """The decoder layers of a model whose file is known to hand the hidden state from one to the next as it is."""
+    inner: Any = getattr(model, "model", None)
+    return list(inner.layers) if type(inner).__module__ in FAMILIES else []
+
+
+def parts_of(layer: Any, pieces: Callable[[Heads, int, int, Any], Plain]) -> Parts | None:
+    """None for a layer that is made of other things than those known here.
+
+    `pieces` for the heads, the size of the hidden state, the width of the MLP and the type of the norms.
+    """
+    if type(layer).__module__ not in FAMILIES or type(layer).__name__ not in LAYERS:
+        return None
+    attention, mlp = layer.self_attn, layer.mlp
+    norms = (layer.input_layernorm, layer.post_attention_layernorm)
+    members = [
+        [attention.q_proj, attention.k_proj, attention.v_proj],
+        [attention.o_proj],
+        [mlp.gate_proj, mlp.up_proj],
+        [mlp.down_proj],
+    ]
+    qkv, out, gate_up, down = (_product(group) for group in members)
+    if qkv is None or out is None or gate_up is None or down is None:
+        return None
+    heads = _heads(attention, _outputs(members[0]))
+    if heads is None or any(type(norm) is not nn.RMSNorm for norm in norms) or norms[0].eps != norms[1].eps:
+        return None
+    before, behind = (norm.weight for norm in norms)
+    made = pieces(heads, before.shape[0], _outputs(members[2]) // 2, before.dtype)
+    pads = any(getattr(one, "pad", False) for group in members for one in _singles(group))
+    return Parts(made, heads, norms[0].eps, pads, before, behind, qkv, out, gate_up, down)
+
+
+def _singles(members: Sequence[Any]) -> list[Any]:
+    """The layers that compute the products of `members`: one, where they are stacked."""
+    stacked = stack_of(members)
+    return list(members) if stacked is None else [stacked]
+
+
+def _outputs(members: Sequence[Any]) -> int:
+    return sum(layer.weight.shape[0] for layer in _singles(members))
+
+
+def _product(members: Sequence[Any]) -> Callable[[Any], Any] | None:
+    """[rows, inputs] to the outputs of all members side by side; None where one does more than a product."""
+    products = [_single_product(layer) for layer in _singles(members)]
+    if None in products:
+        return None
+    if len(products) == 1:
+        return products[0]
+    return lambda x: mx.concatenate([product(x) for product in products if product is not None], axis=-1)
+
+
+def _single_product(layer: Any) -> Callable[[Any], Any] | None:
+    if type(layer) is nn.Linear:
+        turned, bias = layer.weight.T, layer.get("bias")
+        mx.eval(turned)  # a view; a product with it is one operation
+        many = (lambda x: x @ turned) if bias is None else (lambda x: mx.addmm(bias, x, turned))
+    elif type(layer) in (nn.QuantizedLinear, FlatQuantizedLinear):
+        many = partial(_quantised, dict(layer), {key: getattr(layer, key) for key in ("group_size", "bits", "mode")})
+    else:
+        return None
+    return partial(_of_one_row, layer, many) if knows(layer) else many
+
+
+def _of_one_row(layer: Any, many: Callable[[Any], Any], x: Any) -> Any:
+    """By the faster product for a single row, which is compiled only once; else as `many`."""
+    if x.shape[0] > 1:
+        return many(x)
+    made = row_product(layer, x)
+    return made + layer["bias"] if "bias" in layer else made
+
+
+def _quantised(arrays: dict[str, Any], settings: dict[str, Any], x: Any) -> Any:
+    made = mx.quantized_matmul(x, arrays["weight"], arrays["scales"], arrays.get("biases"), transpose=True, **settings)
+    return made + arrays["bias"] if "bias" in arrays else made
+
+
+def _heads(attention: Any, outputs: int) -> Heads | None:
+    """None for attention that does more than norm its heads and turn them."""
+    num_heads, shared = attention.n_heads, attention.n_kv_heads
+    dim = outputs // (num_heads + 2 * shared)
+    norms = [attention.get(name) for name in ("q_norm", "k_norm")]
+    turn = turn_of(attention.rope)
+    if norms == [None, None]:
+        return Heads(num_heads, shared, dim, attention.rope, turn)
+    if (
+        any(type(norm) is not nn.RMSNorm or norm.weight.shape != (dim,) for norm in norms)
+        or norms[0].eps != norms[1].eps
+    ):
+        return None
+    return Heads(num_heads, shared, dim, attention.rope, turn, norms[0].weight, norms[1].weight, norms[0].eps)
+
+
+def turn_of(rope: Any) -> Turn | None:
+    """What a rotary embedding does, in numbers; None where these do not say all."""
+    if type(rope) is nn.RoPE:
+        return Turn(rope.dims, rope.traditional, float(rope.scale), float(rope.base))
+    if type(rope).__name__ in FREQS and getattr(rope, "mscale", 1.0) == 1.0:
+        return Turn(rope.dims, rope.traditional, 1.0, None, rope["_freqs"])
+    return None

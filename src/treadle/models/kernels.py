@@ -1,0 +1,327 @@
+"""What a decoder layer computes between its products for few tokens, by MLX or by small CUDA kernels.
+
+On CUDA every operation costs the host some 3 us, so that many small ones take longer to hand over than to compute. A
+kernel stands for several of them and rounds where they do. `checked_kernels` compares each with MLX's own operations on
+the device; one that differs, or cannot be built, is left out. Engine thread only.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from numpy.typing import NDArray
+
+log = logging.getLogger("treadle.models")
+
+WARP = 32
+MOST_THREADS = 1024
+ADD_NORM, HEADS, GATED = "add_norm", "heads", "gated"
+KERNELS = (ADD_NORM, HEADS, GATED)
+# What a kernel's result may differ by from MLX's own, as a share of the largest number: about two roundings.
+ROUNDING = {mx.bfloat16: 2**-6, mx.float16: 2**-9, mx.float32: 2**-12}
+
+# One block for each row of `normed`; rows beyond those of `stream` are zeros.
+ADD_NORM_SOURCE = """
+    constexpr int E = (S + THREADS - 1) / THREADS;
+    __shared__ float sums[32];
+    const int row = blockIdx.x, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    if (row >= stream_shape[0]) {
+        for (int d = threadIdx.x; d < S; d += THREADS) normed[row * S + d] = static_cast<T>(0.0f);
+        return;
+    }
+    float mine[E];
+    float total = 0.0f;
+    #pragma unroll
+    for (int e = 0; e < E; ++e) {
+        const int d = e * THREADS + threadIdx.x;
+        mine[e] = 0.0f;
+        if (d < S) {
+            const T both = static_cast<T>(static_cast<float>(stream[row * S + d])
+                                          + static_cast<float>(branch[row * S + d]));
+            sum[row * S + d] = both;
+            mine[e] = static_cast<float>(both);
+        }
+        total += mine[e] * mine[e];
+    }
+    for (int step = 16; step > 0; step /= 2) total += __shfl_xor_sync(0xffffffff, total, step);
+    if (lane == 0) sums[warp] = total;
+    __syncthreads();
+    total = lane < THREADS / 32 ? sums[lane] : 0.0f;
+    for (int step = 16; step > 0; step /= 2) total += __shfl_xor_sync(0xffffffff, total, step);
+    const float factor = rsqrtf(total / S + eps[0]);
+    #pragma unroll
+    for (int e = 0; e < E; ++e) {
+        const int d = e * THREADS + threadIdx.x;
+        if (d < S) {
+            const float scaled = static_cast<float>(static_cast<T>(mine[e] * factor));
+            normed[row * S + d] = static_cast<T>(static_cast<float>(weight[d]) * scaled);
+        }
+    }
+"""
+# One warp for each head of a token; a row has n of them. numbers: [eps, scale of positions, log2 of the base].
+HEADS_SOURCE = """
+    __shared__ float line[D];
+    const int token = blockIdx.x / (H + 2 * HK), head = blockIdx.x % (H + 2 * HK), lane = threadIdx.x;
+    const int n = gridDim.x / (H + 2 * HK) / position_shape[0], row = token / n, i = token % n;
+    const T* from = stacked + (token * (H + 2 * HK) + head) * D;
+    if (head >= H + HK) {
+        T* out = values + ((row * HK + head - H - HK) * n + i) * D;
+        for (int d = lane; d < D; d += 32) out[d] = from[d];
+        return;
+    }
+    const bool asks = head < H;
+    T* to = asks ? queries + ((row * H + head) * n + i) * D : keys + ((row * HK + head - H) * n + i) * D;
+    float total = 0.0f;
+    for (int d = lane; d < D; d += 32) {
+        line[d] = static_cast<float>(from[d]);
+        total += line[d] * line[d];
+    }
+    if constexpr (NORM != 0) {
+        for (int step = 16; step > 0; step /= 2) total += __shfl_xor_sync(0xffffffff, total, step);
+        const float factor = rsqrtf(total / D + numbers[0]);
+        for (int d = lane; d < D; d += 32) {
+            const float scaled = static_cast<float>(static_cast<T>(line[d] * factor));
+            const float weight = static_cast<float>(asks ? query_norm[d] : key_norm[d]);
+            line[d] = static_cast<float>(static_cast<T>(weight * scaled));
+        }
+    }
+    __syncwarp();
+    const float place = numbers[1] * static_cast<float>(position[row] + i);
+    for (int p = lane; p < DIMS / 2; p += 32) {
+        float pace;
+        if constexpr (FREQS != 0) pace = 1.0f / freqs[p];
+        else pace = exp2f(-(static_cast<float>(p) / static_cast<float>(DIMS / 2)) * numbers[2]);
+        const float angle = place * pace;
+        const float along = cosf(angle), across = sinf(angle);
+        const int one = TRADITIONAL != 0 ? 2 * p : p, two = TRADITIONAL != 0 ? one + 1 : one + DIMS / 2;
+        to[one] = static_cast<T>(line[one] * along - line[two] * across);
+        to[two] = static_cast<T>(line[one] * across + line[two] * along);
+    }
+    for (int d = DIMS + lane; d < D; d += 32) to[d] = static_cast<T>(line[d]);
+"""
+GATED_SOURCE = """
+    const int at = blockIdx.x * blockDim.x + threadIdx.x;
+    if (at >= stacked_shape[0] * N) return;
+    const int row = at / N, d = at % N;
+    const T gate = stacked[row * 2 * N + d];
+    const T share = Sigmoid{}(gate);
+    const T opened = static_cast<T>(static_cast<float>(gate) * static_cast<float>(share));
+    out[at] = static_cast<T>(static_cast<float>(opened) * static_cast<float>(stacked[(row * 2 + 1) * N + d]));
+"""
+SIGMOID = '#include "mlx/backend/cuda/device/unary_ops.cuh"\n'
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What a rotary embedding is made of: pairs of the first `dims` numbers of a head turn by position."""
+
+    dims: int
+    traditional: bool
+    scale: float  # of positions
+    base: float | None
+    freqs: Any = None  # float32 [dims / 2], instead of a base
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """How the stacked product of a layer becomes queries, keys and values."""
+
+    num_heads: int
+    num_kv_heads: int
+    dim: int
+    rope: Any  # called with an array offset, where `turn` does not say all that it does
+    turn: Turn | None = None
+    query_norm: Any = None  # [dim], and so is the next
+    key_norm: Any = None
+    eps: float = 0.0
+
+
+class Plain:
+    """The pieces by MLX's own operations."""
+
+    def add_norm(self, stream: Any, branch: Any, weight: Any, eps: float, slots: int) -> tuple[Any, Any]:
+        """`stream` [rows, size] and the first rows of `branch`: their sum, and it normed in `slots` >= rows rows."""
+        rows = stream.shape[0]
+        total = stream + (branch if branch.shape[0] == rows else branch[:rows])
+        return total, padded(mx.fast.rms_norm(total, weight, eps), slots)
+
+    def heads(self, stacked: Any, position: Any, n: int, heads: Heads) -> tuple[Any, Any, Any]:
+        """From [slots, (heads + 2 kv heads) * dim] queries, keys and values [rows, heads, n, dim], turned.
+
+        `position`: int32 [rows], where the first of the `n` tokens of each row stands.
+        """
+        rows, dim = position.shape[0], heads.dim
+        stacked = stacked if stacked.shape[0] == rows * n else stacked[: rows * n]
+        first, second = heads.num_heads * dim, (heads.num_heads + heads.num_kv_heads) * dim
+        queries, keys, values = (
+            part.reshape(rows, -1, 1, dim) if n == 1 else part.reshape(rows, n, -1, dim).swapaxes(1, 2)
+            for part in (stacked[:, :first], stacked[:, first:second], stacked[:, second:])
+        )
+        if heads.query_norm is not None:
+            queries = mx.fast.rms_norm(queries, heads.query_norm, heads.eps)
+            keys = mx.fast.rms_norm(keys, heads.key_norm, heads.eps)
+        return heads.rope(queries, offset=position), heads.rope(keys, offset=position), values
+
+    def gated(self, stacked: Any) -> Any:
+        """SwiGLU of [slots, gate and up side by side]."""
+        gate, up = mx.split(stacked, 2, axis=-1)
+        return nn.silu(gate) * up
+
+
+class Kernels(Plain):
+    """The same by CUDA kernels, as far as they are `usable` and made for the types at hand."""
+
+    def __init__(self, usable: tuple[str, ...] = KERNELS) -> None:
+        self.usable = usable
+
+    def add_norm(self, stream: Any, branch: Any, weight: Any, eps: float, slots: int) -> tuple[Any, Any]:
+        size = stream.shape[1]
+        if ADD_NORM not in self.usable or not _alike(stream, branch, weight):
+            return super().add_norm(stream, branch, weight, eps, slots)
+        threads = min(MOST_THREADS, -(-size // WARP) * WARP)
+        total, normed = _kernel(ADD_NORM)(
+            inputs=[stream, branch, weight, _numbers(eps)],
+            template=[("T", stream.dtype), ("S", size), ("THREADS", threads)],
+            grid=(slots * threads, 1, 1),
+            threadgroup=(threads, 1, 1),
+            output_shapes=[stream.shape, (slots, size)],
+            output_dtypes=[stream.dtype, stream.dtype],
+        )
+        return total, normed
+
+    def heads(self, stacked: Any, position: Any, n: int, heads: Heads) -> tuple[Any, Any, Any]:
+        turn, normed = heads.turn, heads.query_norm is not None
+        norms = [heads.query_norm, heads.key_norm] if normed else [stacked, stacked]
+        if HEADS not in self.usable or turn is None or not _alike(stacked, *norms):
+            return super().heads(stacked, position, n, heads)
+        rows, count, shared, dim = position.shape[0], heads.num_heads, heads.num_kv_heads, heads.dim
+        paces = 0.0 if turn.base is None else math.log2(turn.base)
+        numbers = _numbers(heads.eps, turn.scale, paces)
+        queries, keys, values = _kernel(HEADS)(
+            inputs=[stacked, position, *norms, numbers, numbers if turn.freqs is None else turn.freqs],
+            template=[
+                *(("T", stacked.dtype), ("D", dim), ("H", count), ("HK", shared), ("NORM", int(normed))),
+                ("DIMS", turn.dims),
+                *(("FREQS", int(turn.freqs is not None)), ("TRADITIONAL", int(turn.traditional))),
+            ],
+            grid=(rows * n * (count + 2 * shared) * WARP, 1, 1),
+            threadgroup=(WARP, 1, 1),
+            output_shapes=[(rows, number, n, dim) for number in (count, shared, shared)],
+            output_dtypes=[stacked.dtype] * 3,
+        )
+        return queries, keys, values
+
+    def gated(self, stacked: Any) -> Any:
+        if GATED not in self.usable or not _alike(stacked):
+            return super().gated(stacked)
+        rows, size = stacked.shape[0], stacked.shape[1] // 2
+        (out,) = _kernel(GATED)(
+            inputs=[stacked],
+            template=[("T", stacked.dtype), ("N", size)],
+            grid=(rows * size, 1, 1),
+            threadgroup=(min(256, rows * size), 1, 1),
+            output_shapes=[(rows, size)],
+            output_dtypes=[stacked.dtype],
+        )
+        return out
+
+
+@lru_cache(maxsize=4)
+def _kernel(name: str) -> Any:
+    inputs, outputs, source, header = {
+        ADD_NORM: (["stream", "branch", "weight", "eps"], ["sum", "normed"], ADD_NORM_SOURCE, ""),
+        HEADS: (
+            ["stacked", "position", "query_norm", "key_norm", "numbers", "freqs"],
+            ["queries", "keys", "values"],
+            HEADS_SOURCE,
+            "",
+        ),
+        GATED: (["stacked"], ["out"], GATED_SOURCE, SIGMOID),
+    }[name]
+    return mx.fast.cuda_kernel(
+        name=f"treadle_{name}", input_names=inputs, output_names=outputs, source=source, header=header
+    )
+
+
+@lru_cache(maxsize=16)
+def _numbers(*values: float) -> Any:
+    found = mx.array(values, mx.float32)
+    mx.eval(found)  # it outlives the step
+    return found
+
+
+def _alike(*arrays: Any) -> bool:
+    return arrays[0].dtype in ROUNDING and all(a.dtype == arrays[0].dtype for a in arrays)
+
+
+def padded(x: Any, slots: int) -> Any:
+    """[rows, size] with rows of zeros up to `slots`."""
+    return x if x.shape[0] == slots else mx.pad(x, [(0, slots - x.shape[0]), (0, 0)])
+
+
+def checked_kernels(heads: Heads, size: int, width: int, dtype: Any) -> Plain:
+    """The pieces for layers of these measures, by kernels where they give what MLX's own operations give here.
+
+    `size` of the hidden state, `width` of the MLP. Some short trials, and the time to build the kernels.
+    """
+    if dtype not in ROUNDING:
+        return Plain()
+    usable = tuple(name for name in KERNELS if _agrees(name, heads, size, width, dtype))
+    return Kernels(usable) if usable else Plain()
+
+
+def _agrees(name: str, heads: Heads, size: int, width: int, dtype: Any) -> bool:
+    try:
+        worst = difference(name, Kernels((name,)), heads, size, width, dtype)
+    except (RuntimeError, ValueError) as error:  # of the compiler on this machine
+        log.warning("The kernel %s is left out: %s", name, str(error).strip().splitlines()[0] if str(error) else error)
+        return False
+    if not worst <= ROUNDING[dtype]:
+        log.warning("The kernel %s is left out: its result is off by %.2g.", name, worst)
+        return False
+    return True
+
+
+def difference(name: str, pieces: Plain, heads: Heads, size: int, width: int, dtype: Any) -> float:
+    """The largest difference of a piece from MLX's own operations, as a share of the largest number.
+
+    Over one row and over three, which bring three tokens each where that matters. NaN where a result is not finite.
+    """
+    worst = 0.0
+    for rows in (1, 3):
+        for found, wanted in zip(
+            _tried(name, pieces, heads, size, width, dtype, rows),
+            _tried(name, Plain(), heads, size, width, dtype, rows),
+            strict=True,
+        ):
+            expected, given = _values(wanted), _values(found)
+            if not np.isfinite(given).all():
+                return math.nan
+            worst = max(worst, float(np.abs(expected - given).max() / np.abs(expected).max()))
+    return worst
+
+
+def _tried(name: str, pieces: Plain, heads: Heads, size: int, width: int, dtype: Any, rows: int) -> tuple[Any, ...]:
+    if name == ADD_NORM:
+        stream, branch, weight = _trial(dtype, (rows, size), (rows, size), (size,))
+        return pieces.add_norm(stream, branch, weight, 1e-5, rows + 2)
+    if name == GATED:
+        return (pieces.gated(*_trial(dtype, (rows, 2 * width))),)
+    stacked = _trial(dtype, (rows * rows, (heads.num_heads + 2 * heads.num_kv_heads) * heads.dim))[0]
+    return pieces.heads(stacked, mx.arange(7, 7 + 401 * rows, 401, dtype=mx.int32), rows, heads)
+
+
+def _values(a: Any) -> NDArray[np.float32]:
+    return np.array(a.astype(mx.float32))
+
+
+def _trial(dtype: Any, *shapes: tuple[int, ...]) -> list[Any]:
+    """The same random arrays at every call."""
+    return [(2 * mx.random.normal(shape, key=mx.random.key(11 + i))).astype(dtype) for i, shape in enumerate(shapes)]

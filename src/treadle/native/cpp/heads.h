@@ -1,0 +1,22 @@
+#pragma once
+
+#include <cstdint>
+
+namespace treadle {
+
+// An array [rows, heads, length, dim]; strides in elements, dim without gaps.
+struct Heads {
+  const float* data;
+  int64_t row, head, item;
+
+  const float* at(int64_t r, int64_t h, int64_t i) const { return data + r * row + h * head + i * item; }
+};
+
+struct HeadsOut {
+  float* data;
+  int64_t row, head, item;
+
+  float* at(int64_t r, int64_t h, int64_t i) const { return data + r * row + h * head + i * item; }
+};
+
+} // namespace treadle

@@ -1,0 +1,133 @@
+// Eight floats at a time, in GCC's vector extensions: one source for AVX2, AVX-512 and NEON. What the compiler may use
+// is said by -march=native; where the processor has narrower registers, GCC splits a vector by itself.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#ifdef __AVX2__
+#include <immintrin.h>
+#endif
+
+namespace treadle {
+
+constexpr int LANES = 8;
+constexpr int BLOCK = 32; // inputs that are unpacked together: the smallest group of quantised weights
+
+typedef float f8 __attribute__((vector_size(32)));
+typedef float f4 __attribute__((vector_size(16)));
+typedef int32_t i8 __attribute__((vector_size(32)));
+typedef uint32_t u8 __attribute__((vector_size(32)));
+typedef uint16_t h8 __attribute__((vector_size(16)));
+
+template <class V, class T>
+inline V load(const T* at) {
+  V value;
+  std::memcpy(&value, at, sizeof(V));
+  return value;
+}
+
+template <class V, class T>
+inline void store(T* at, V value) {
+  std::memcpy(at, &value, sizeof(V));
+}
+
+inline f8 all(float x) {
+  return f8{x, x, x, x, x, x, x, x};
+}
+
+inline f8 to_float(i8 x) {
+  return __builtin_convertvector(x, f8);
+}
+
+struct Half {
+  uint16_t bits;
+};
+struct Brain {
+  uint16_t bits;
+};
+
+// Eight 16-bit numbers as 32-bit ones.
+inline u8 widened(h8 x) {
+#ifdef __AVX2__
+  return (u8)_mm256_cvtepu16_epi32((__m128i)x); // GCC 12 makes four instructions of the general form
+#else
+  return __builtin_convertvector(x, u8);
+#endif
+}
+
+inline f8 load8(const float* at) {
+  return load<f8>(at);
+}
+
+inline f8 load8(const Brain* at) {
+  return (f8)(widened(load<h8>(at)) << 16);
+}
+
+inline f8 load8(const Half* at) {
+#ifdef __F16C__
+  return (f8)_mm256_cvtph_ps((__m128i)load<h8>(at));
+#else
+  // Moves exponent and mantissa into place and multiplies by 2^112, which is right for subnormal numbers too. What is
+  // too large for that are infinities, which weights do not have.
+  u8 wide = widened(load<h8>(at));
+  f8 size = (f8)((wide & 0x7fff) << 13) * all(0x1p112f);
+  return (f8)((u8)size | ((wide & 0x8000) << 16));
+#endif
+}
+
+// The sum of eight lanes, always in the same order: first halves, then pairs.
+inline float sum(f8 x) {
+  f4 y = __builtin_shufflevector(x, x, 0, 1, 2, 3) + __builtin_shufflevector(x, x, 4, 5, 6, 7);
+  return (y[0] + y[2]) + (y[1] + y[3]);
+}
+
+// The sums of four vectors, each in the order of `sum`.
+inline f4 sums(f8 a, f8 b, f8 c, f8 d) {
+  f4 a4 = __builtin_shufflevector(a, a, 0, 1, 2, 3) + __builtin_shufflevector(a, a, 4, 5, 6, 7);
+  f4 b4 = __builtin_shufflevector(b, b, 0, 1, 2, 3) + __builtin_shufflevector(b, b, 4, 5, 6, 7);
+  f4 c4 = __builtin_shufflevector(c, c, 0, 1, 2, 3) + __builtin_shufflevector(c, c, 4, 5, 6, 7);
+  f4 d4 = __builtin_shufflevector(d, d, 0, 1, 2, 3) + __builtin_shufflevector(d, d, 4, 5, 6, 7);
+  f4 ab = __builtin_shufflevector(a4, b4, 0, 4, 1, 5) + __builtin_shufflevector(a4, b4, 2, 6, 3, 7);
+  f4 cd = __builtin_shufflevector(c4, d4, 0, 4, 1, 5) + __builtin_shufflevector(c4, d4, 2, 6, 3, 7);
+  return __builtin_shufflevector(ab, cd, 0, 1, 4, 5) + __builtin_shufflevector(ab, cd, 2, 3, 6, 7);
+}
+
+inline float largest(f8 x) {
+  float most = x[0];
+  for (int i = 1; i < LANES; ++i) {
+    most = x[i] > most ? x[i] : most;
+  }
+  return most;
+}
+
+inline f8 larger(f8 a, f8 b) {
+  return a > b ? a : b;
+}
+
+// e^x, within 2 units in the last place; 0 below -87.3, the largest finite power above 88.
+inline f8 exponential(f8 x) {
+  f8 most = all(88.0f), least = all(-87.3f);
+  i8 vanishes = x < least;
+  x = x > most ? most : x;
+  x = x < least ? least : x;
+  f8 scaled = x * all(1.44269504f);
+  // The nearest whole number, by adding and taking away 1.5 * 2^23.
+  f8 shift = all(12582912.0f);
+  f8 whole = (scaled + shift) - shift;
+  // ln 2 in two parts, so that the remainder is exact.
+  f8 rest = x - whole * all(0.693359375f);
+  rest = rest + whole * all(2.12194440e-4f);
+  f8 value = all(1.9875691500e-4f);
+  value = value * rest + all(1.3981999507e-3f);
+  value = value * rest + all(8.3334519073e-3f);
+  value = value * rest + all(4.1665795894e-2f);
+  value = value * rest + all(1.6666665459e-1f);
+  value = value * rest + all(5.0000001201e-1f);
+  value = value * (rest * rest) + rest + all(1.0f);
+  i8 power = (__builtin_convertvector(whole, i8) + 127) << 23;
+  value = value * (f8)power;
+  return (f8)((i8)value & ~vanishes);
+}
+
+} // namespace treadle
