@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import httpx
+import pytest
 
 from tests.fresh import run
 from tests.live import until
@@ -96,3 +97,35 @@ cli.main()
 def test_the_threads_of_blas_are_set_before_numpy_and_the_compiler_is_tried_before_mlx() -> None:
     """NumPy's own OpenBLAS reads their number when it is loaded, and MLX whether it may compile."""
     assert run(WATCHED, FREE_PORT=str(_free_port())) == {"numpy": True, "mlx.core": True}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"), [(["--version"], 0), (["nonsense"], 2), (["generate", "/nowhere/x", "-p", "x"], 1)]
+)
+@pytest.mark.parametrize("loaded", [False, True])
+def test_the_process_ends_with_its_code_and_all_it_had_to_say(arguments: list[str], code: int, loaded: bool) -> None:
+    """`loaded`: with MLX in the process, which then leaves without taking the interpreter down."""
+    first = "import treadle.runtime; treadle.runtime.prepare(); import mlx.core; " if loaded else ""
+    source = (
+        first + "import atexit; atexit.register(lambda: print('the end')); import treadle.cli; treadle.cli.console()"
+    )
+    done = subprocess.run([sys.executable, "-c", source, *arguments], capture_output=True, text=True, timeout=120)
+    assert done.returncode == code, done.stderr
+    assert ("the end" in done.stdout) != loaded, "handlers from before `console` are not called then"
+    assert "treadle 0." in done.stdout if code == 0 else done.stderr
+
+
+def test_what_is_registered_while_the_command_runs_is_called_at_the_end() -> None:
+    source = """
+import atexit, sys, treadle.cli
+def main():
+    import treadle.runtime
+    treadle.runtime.prepare()
+    import mlx.core
+    atexit.register(lambda: print("cleaned"))
+    sys.exit(3)
+treadle.cli.main = main
+treadle.cli.console()
+"""
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (3, "cleaned\n")

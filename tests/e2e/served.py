@@ -16,7 +16,7 @@ from openai import OpenAI
 
 from tests.live import until
 
-COMMAND = (sys.executable, "-c", "from treadle.cli import main; main()")
+COMMAND = (sys.executable, "-c", "from treadle.cli import console; console()")
 START_S = 60.0
 ENDLESS = {"0": -100, "2": -100}  # a bias under which the built-in model never draws one of its end ids
 

@@ -136,6 +136,8 @@ def streamed(server: Live) -> str:
 
 
 def counts(server: Live) -> dict[str, Any]:
+    """As they stand half a second later, because they are not told at every step."""
+    time.sleep(0.5)
     found: dict[str, Any] = next(iter(server.get("/v1/stats").json()["speculation"].values()))
     return found
 

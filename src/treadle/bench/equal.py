@@ -153,7 +153,7 @@ def _server(model: str, speculation: str) -> Iterator[str]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     options = ["serve", model, "--port", str(port), "--speculation", speculation]
-    command = [sys.executable, "-c", "from treadle.cli import main; main()", *options]
+    command = [sys.executable, "-c", "from treadle.cli import console; console()", *options]
     with subprocess.Popen(command, env=os.environ, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT) as process:
         try:
             url = f"http://127.0.0.1:{port}"

@@ -54,7 +54,7 @@ class Rival:
 
 
 def _treadle(python: str, model: str, port: int) -> list[str]:
-    return [python, "-c", "from treadle.cli import main; main()", "serve", model, "--port", str(port)]
+    return [python, "-c", "from treadle.cli import console; console()", "serve", model, "--port", str(port)]
 
 
 def _mlx_lm(python: str, model: str, port: int) -> list[str]:

@@ -29,7 +29,7 @@ from treadle.bench.report import report
 from treadle.models import calibration
 from treadle.models.folders import cache_folder
 
-COMMAND = (sys.executable, "-c", "from treadle.cli import main; main()")
+COMMAND = (sys.executable, "-c", "from treadle.cli import console; console()")
 LOOK_S = 0.01
 LONGEST_S = 300.0  # for the start and for the reply
 BODY = {
