@@ -123,11 +123,12 @@ class Jobs:
     def __init__(self, engine: EnginePort) -> None:
         self._engine = engine
         self._running: dict[str, Running] = {}
+        self._ended = False
 
     @property
     def stopping(self) -> bool:
         """Whether the engine ends, and everything with it."""
-        return self._engine.state in ("stopping", "stopped")
+        return self._ended or self._engine.state in ("stopping", "stopped")
 
     def add(self, job: Running) -> None:
         self._running[job.id] = job
@@ -143,7 +144,8 @@ class Jobs:
         return job is not None
 
     def end(self) -> None:
-        """Stop all of them; a server that shuts down and waits no longer."""
+        """Stop all of them, for good: the server shuts down, whether or not the engine knows by now."""
+        self._ended = True
         for job in list(self._running.values()):
             job.end()
 
