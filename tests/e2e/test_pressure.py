@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +13,7 @@ import pytest
 from tests.e2e.served import Served, served
 from tests.live import chunks
 from tests.models.gguf_files import make, write_folder, write_gguf
+from treadle.bench.pressure import Sampler
 
 STREAMS = 8
 PROMPT, REPLY = 500, 40
@@ -30,27 +30,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield running
 
 
-class Watch:
-    """The server's own counts, asked for every 50 ms."""
-
-    def __init__(self, server: Served) -> None:
-        self.most = 0.0
-        self._server = server
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._look)
-
-    def __enter__(self) -> Watch:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _look(self) -> None:
-        while not self._over.wait(0.05):
-            memory = httpx.get(self._server.url + "/v1/stats", timeout=30).json()["memory"]
-            self.most = max(self.most, memory["active_bytes"] / memory["limit_bytes"])
+def share_in_use(server: Served) -> float:
+    """Of the limit, by the server's own count."""
+    memory = httpx.get(server.url + "/v1/stats", timeout=30).json()["memory"]
+    return float(memory["active_bytes"] / memory["limit_bytes"])
 
 
 def stream(server: Served, i: int) -> list[dict[str, Any]]:
@@ -68,13 +51,13 @@ def stream(server: Served, i: int) -> list[dict[str, Any]]:
 
 
 def test_streams_that_need_more_than_there_is_all_get_text(server: Served) -> None:
-    with Watch(server) as watch, ThreadPoolExecutor(STREAMS) as pool:
+    with Sampler(lambda: share_in_use(server)) as seen, ThreadPoolExecutor(STREAMS) as pool:
         replies = list(pool.map(lambda i: stream(server, i), range(STREAMS)))
     for reply in replies:
         assert "".join(c["choices"][0]["text"] for c in reply if c["choices"])
         assert [c["choices"][0]["finish_reason"] for c in reply if c["choices"]][-1] == "length"
         assert reply[-1]["usage"]["completion_tokens"] > 0
-    assert 0.5 < watch.most <= 1.0, "the limit held, and was near"
+    assert 0.5 < seen.most <= 1.0, "the limit held, and was near"
 
 
 def test_what_can_never_fit_is_refused_at_once(server: Served) -> None:

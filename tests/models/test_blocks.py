@@ -13,6 +13,7 @@ import pytest
 from mlx.utils import tree_flatten
 from numpy.typing import NDArray
 
+from tests.models.test_rope import LLAMA3
 from tests.tiny import CONFIGS, built
 from treadle.cache.layers import Layers
 from treadle.models import compile as compiling
@@ -25,13 +26,6 @@ from treadle.models.linear import flatten_rows
 from treadle.runtime import mlx_lm_module
 from treadle.types import EXACT, Caps, KvFormat
 
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama"},
     "llama with biases": {"model_type": "llama", "attention_bias": True, "mlp_bias": True},

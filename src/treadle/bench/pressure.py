@@ -13,6 +13,7 @@ import argparse
 import gc
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -59,10 +60,11 @@ def main(argv: list[str]) -> None:
 
 
 class Sampler:
-    """The most memory that a thread saw in use, looking every 50 ms."""
+    """The most memory that a thread saw in use, looking every 50 ms by `read`."""
 
-    def __init__(self) -> None:
-        self.most = 0
+    def __init__(self, read: Callable[[], float] = mx.get_active_memory) -> None:
+        self.most = 0.0
+        self._read = read
         self.looks = 0
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._look, daemon=True)
@@ -77,7 +79,7 @@ class Sampler:
 
     def _look(self) -> None:
         while not self._over.wait(SAMPLE_S):
-            self.most = max(self.most, mx.get_active_memory())
+            self.most = max(self.most, self._read())
             self.looks += 1
 
 
