@@ -33,6 +33,14 @@ def reference(queries: Any, keys: Any, values: Any, seen: tuple[Any, Any, Any], 
     )
 
 
+def test_a_device_that_cannot_launch_the_kernel_keeps_mlx_own_attention(caplog: pytest.LogCaptureFixture) -> None:
+    few_queries._sound.cache_clear()  # here there is no CUDA at all
+    queries, rows = mx.zeros((1, 4, 2, 32)), mx.zeros((1, 2, 8, 32))
+    assert not few_queries.suits(queries, rows, rows)
+    assert "MLX's own is" in caplog.text
+    few_queries._sound.cache_clear()
+
+
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """(rows, queries) of each call of the kernel's stand-in; head sizes of tiny models are allowed."""
@@ -44,6 +52,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 
     monkeypatch.setattr(attention, "few_queries", counted)
     monkeypatch.setattr(few_queries, "WARP", 8)
+    monkeypatch.setattr(few_queries, "_sound", lambda *_: True)
     return made
 
 
@@ -140,6 +149,7 @@ def test_packed_rows_are_read_as_if_they_were_unpacked(
     model.update(plain.parameters())
     monkeypatch.setattr(attention, "few_queries_packed", counted)
     monkeypatch.setattr(attention, "few_queries", reference)
+    monkeypatch.setattr(few_queries, "_sound", lambda *_: True)
     for a, b in zip(logits(model), expected, strict=True):
         distance = np.abs(a - b)  # sums in another order move a code by one now and then
         assert (distance < 2e-3).mean() > 0.95 and distance.max() < 2e-2

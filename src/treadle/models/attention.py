@@ -135,7 +135,7 @@ def _over_packed(queries: Any, keys: Any, values: Any, cache: PackedRows, scale:
     if cache.columns.read_packed == 0 or not suits(queries, cache.keys, cache.values):
         return None
     packed = [buffer.piece for buffer in cache.packed]  # whole: the kernel knows how far to read
-    if not suits_packed(*packed) or not cache.taken(keys, values):
+    if not suits_packed(queries, *packed) or not cache.taken(keys, values):
         return None
     seen = cache.columns.packed_view(mask, cache.keys.shape[2])
     if seen is None:  # a mask from elsewhere

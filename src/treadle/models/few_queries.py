@@ -8,6 +8,7 @@ codes of its own dimensions, a quarter of what exact rows in float32 would be an
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from functools import lru_cache, partial
 from typing import Any
@@ -18,14 +19,19 @@ from treadle.cache import recent_columns
 from treadle.cache.pieces import Piece
 from treadle.cache.quantise import Packed
 
+log = logging.getLogger("treadle.models")
+
 WARP = 32
-MOST_WARPS = 16
+MOST_WARPS = 8  # of a block: with 16, some of the kernels want more registers than a block can have
 SHARED_FLOATS = 8192  # of one block, for joining what its warps found
-ENOUGH_BLOCKS = 256  # about two for each processor of an H100
+ENOUGH_BLOCKS = 512  # about four for each processor of an H100
 LEAST_PART = 128  # columns
 MOST_PARTS = 32
 TYPES = (mx.bfloat16, mx.float16, mx.float32)
 CODE_BITS = 8  # of packed rows that are read as they are
+TRIAL = 256  # columns
+TRIED = ((2, TRIAL), (2, TRIAL))  # heads and columns of its keys and values
+ROUNDING = 2**-5  # of what a trial finds, some 0.1 to 1: bfloat16
 
 SETUP = """
     constexpr int E = D / 32;
@@ -292,9 +298,52 @@ def suits(queries: Any, keys: Any, values: Any) -> bool:
     """Whether the kernels have been written for these shapes and types."""
     dim, group = queries.shape[3], queries.shape[1] // keys.shape[1]
     same = keys.dtype == queries.dtype and values.shape[3] == keys.shape[3] == dim
-    return same and queries.dtype in TYPES and dim % WARP == 0 and group * dim <= SHARED_FLOATS
+    fits = queries.dtype in TYPES and dim % WARP == 0 and group * dim <= SHARED_FLOATS
+    return same and fits and _sound(queries.dtype, group, dim)
 
 
-def suits_packed(keys: Piece, values: Piece) -> bool:
-    """Whether packed rows can be read as they are."""
-    return all(isinstance(piece, Packed) and piece.scheme.bits == CODE_BITS for piece in (keys, values))
+def suits_packed(queries: Any, keys: Piece, values: Piece) -> bool:
+    """Whether packed rows can be read as they are, by queries that `suits`."""
+    if not (isinstance(keys, Packed) and isinstance(values, Packed)):
+        return False
+    size, group = keys.scheme.group_size, queries.shape[1] // keys.weights.shape[1]
+    alike = all(piece.scheme.bits == CODE_BITS and piece.scheme.group_size == size for piece in (keys, values))
+    return alike and _sound(queries.dtype, group, queries.shape[3], size)
+
+
+@lru_cache(maxsize=16)
+def _sound(dtype: Any, group: int, dim: int, packed: int = 0) -> bool:
+    """Whether the kernels can be launched here and compute what MLX does, up to rounding; tried once for each shape.
+
+    `packed`: values of a group of codes; 0: exact rows.
+    """
+    arrays = [mx.random.normal((1, h, n, dim), key=mx.random.key(h + n)) for h, n in ((2 * group, 2), *TRIED)]
+    queries, keys, values = (a.astype(dtype) for a in arrays)
+    told = mx.arange(TRIAL, dtype=mx.int32)[None], mx.array([TRIAL - 2], mx.int32)
+    try:
+        if packed:
+            found, keys, values = _packed_trial(queries, (keys, values), told, packed)
+        else:
+            seen = (*told, mx.array([TRIAL, 0], mx.int32))
+            found = [_launched(split)(queries, keys, values, *seen, _scale(dim**-0.5)) for split in (1, 2)]
+        wanted = mx.fast.scaled_dot_product_attention(
+            *(a.astype(mx.float32) for a in (queries, keys, values)), scale=dim**-0.5, mask=None if packed else "causal"
+        )
+        off = float(mx.stack([mx.abs(one.astype(mx.float32) - wanted).max() for one in found]).max())
+    except RuntimeError as error:  # of the compiler, or of the device
+        log.warning("The kernel for attention of few queries cannot be used here, MLX's own is: %s", error)
+        return False
+    if not off <= ROUNDING:
+        log.warning("Attention of few queries by the kernel is off by %.2g here; MLX's own is used.", off)
+    return off <= ROUNDING
+
+
+def _packed_trial(queries: Any, rows: tuple[Any, Any], told: tuple[Any, Any], size: int) -> tuple[list[Any], Any, Any]:
+    """What queries find over rows of which all are packed, and these rows as they are then."""
+    codes = [mx.quantize(a.astype(mx.bfloat16), group_size=size, bits=CODE_BITS) for a in rows]
+    table, position = told
+    seen = table, position + recent_columns.BLOCK, mx.array([0, 0, 0, TRIAL], mx.int32)
+    launched = _launched(2, (recent_columns.BLOCK, size))
+    found = launched(queries, *rows, *seen, _scale(queries.shape[3] ** -0.5), *codes[0], *codes[1])
+    keys, values = (mx.dequantize(*code, group_size=size, bits=CODE_BITS) for code in codes)
+    return [found], keys, values
