@@ -10,14 +10,15 @@ import numpy as np
 import pytest
 
 from tests.tiny import VOCAB, tiny
-from treadle.cache import recent_columns
-from treadle.cache.attend import MOST_SHARED, head_by_head, over_packed
+from treadle.cache import attend, recent_columns
+from treadle.cache.attend import MOST_SHARED, head_by_head, native, over_packed
 from treadle.cache.layers import Layers
 from treadle.cache.packed_rows import PackedRows
 from treadle.cache.pieces import piece_of, rows_of
 from treadle.cache.quantise import Scheme, scheme_for
 from treadle.models.capabilities import forward, new_layers
 from treadle.models.packed_attention import install
+from treadle.native import build
 from treadle.types import KvFormat
 
 NAME = "wide heads"
@@ -175,22 +176,81 @@ def test_attention_over_packed_rows_is_attention_over_unpacked_ones(bits: int, g
         keys, values = rows.update_and_fetch(mx.random.normal((1, 2, n, 128)), mx.random.normal((1, 2, n, 128)))
         queries, mask = mx.random.normal((1, 6, n, 128)), rows.make_mask(n, return_array=n == 50)
         expected = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=0.1, mask=mask)
-        for attend in (over_packed, head_by_head):
-            found = attend(queries, rows, 0.1, mask)
+        for way in (over_packed, head_by_head):
+            found = way(queries, rows, 0.1, mask)
             np.testing.assert_allclose(np.array(found), np.array(expected), atol=1e-4)
         columns.end()
 
 
-def test_few_queries_read_packed_rows_and_many_unpack_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
+needs_kernels = pytest.mark.skipif(build.kernels() is None, reason=f"no CPU kernels: {build.why_not()}")
 
-    def counted(queries: Any, *rest: Any) -> Any:
-        seen.append(queries.shape[2])
-        return over_packed(queries, *rest)
 
-    monkeypatch.setattr("treadle.cache.attend.over_packed", counted)
+def counting(monkeypatch: pytest.MonkeyPatch, *names: str) -> dict[str, list[int]]:
+    """How many queries each of these functions of `attend` was called with, which found something."""
+    seen: dict[str, list[int]] = {name: [] for name in names}
+
+    def counted(name: str) -> None:
+        original = vars(attend)[name]
+
+        def call(*args: Any) -> Any:
+            found = original(*args)
+            asked = args[1] if name == "native" else args[0]
+            if found is not None:
+                seen[name].append(asked.shape[2])
+            return found
+
+        monkeypatch.setattr(attend, name, call)
+
+    for name in names:
+        counted(name)
+    return seen
+
+
+def test_without_kernels_few_queries_read_packed_rows_and_many_unpack_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "kernels", lambda: None)
+    seen = counting(monkeypatch, "over_packed", "head_by_head")
     read(KvFormat(8, 8, recent=3), random_ids(100), [20, 78, 1, 1])
-    assert set(seen) == {20, 1} and 20 * 2 <= MOST_SHARED < 78 * 2
+    assert set(seen["over_packed"]) == {20, 1} and set(seen["head_by_head"]) == {78}
+    assert 20 * 2 <= MOST_SHARED < 78 * 2
+
+
+@needs_kernels
+@pytest.mark.parametrize("kv", FORMATS, ids=str)
+def test_kernels_read_rows_of_8_bits_alone(kv: KvFormat, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = counting(monkeypatch, "native", "over_packed", "head_by_head")
+    read(KvFormat(kv.key_bits, kv.value_bits, kv.group_size, recent=3), random_ids(100), [20, 78, 1, 1])
+    others = {*seen["over_packed"], *seen["head_by_head"]}
+    expected = {20, 78, 1} if (kv.key_bits, kv.value_bits) == (8, 8) else set()
+    assert set(seen["native"]) == expected and others == {20, 78, 1} - expected
+
+
+@needs_kernels
+@pytest.mark.parametrize("group", [32, 64, 128])
+@pytest.mark.parametrize("counts", [(1,), (1, 1, 1), (1, 4, 2), (9, 16, 1), (40, 33, 17)], ids=str)
+def test_kernels_read_what_a_batch_sees(counts: tuple[int, ...], group: int) -> None:
+    kv = KvFormat(8, 8, group, recent=5)
+    columns: Any = recent_columns.BatchRecent(kv.recent)
+    rows = PackedRows(columns, kv)
+    for i in range(len(counts)):
+        own = recent_columns.SoloRecent(kv.recent)
+        solo = PackedRows(own, kv)
+        n = 50 + 37 * i
+        own.begin([n])
+        solo.update_and_fetch(*(normal(2 * i + j, 1, n, 128) for j in (0, 1)))
+        own.end()
+        rows.adopt(*columns.take_over(own), solo)
+    columns.begin(list(counts))
+    n = max(counts)
+    keys, values = rows.update_and_fetch(*(normal(20 + j, len(counts), n, 128) for j in (0, 1)))
+    queries, mask = mx.random.normal((len(counts), 6, n, 128)), rows.make_mask(n)
+    expected = over_packed(queries, rows, 0.1, mask)
+    for given in ((keys, values), rows.exact_part()):
+        found = native(build.kernels(), queries, *given, rows, 0.1, mask)
+        np.testing.assert_allclose(np.array(found), np.array(expected), atol=1e-4)
+
+
+def normal(seed: int, rows: int, n: int, dim: int) -> Any:
+    return mx.random.normal((rows, 2, n, dim), key=mx.random.key(seed))
 
 
 def test_a_reservation_is_for_packed_rows_and_not_for_the_exact_ones() -> None:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from treadle.cache.quantise import Packed, Scheme, pack
 from treadle.native import build
 
 kernels: Any = build.kernels()
@@ -114,6 +115,56 @@ def test_attention(shape: tuple[int, ...], kind: str, seed: int) -> None:
     assert_close(kernels.attention(queries, keys, values, 0.2, kind == "causal", array), expected)
 
 
+def packed_heads(seed: int, rows: int, count: int, length: int, dim: int, group: int) -> tuple[Packed, Any]:
+    """A buffer with room for a row and some columns more, whose heads are a view, and what its first rows stand for."""
+    whole = pack(normal(seed, rows + 1, count + 1, length + 5, dim) + 0.3, Scheme(8, group, rotate=False))
+    buffer = whole.with_arrays([a[:, 1:] for a in whole.arrays()])
+    return buffer, buffer.unpack()[:rows, :, :length]
+
+
+@given(
+    st.integers(1, 3), st.sampled_from([1, 3]), st.integers(1, 4), st.sampled_from([1, 3, 16, 60]),
+    st.integers(1, 400), st.integers(0, 90), st.sampled_from([(64, 32), (64, 64), (128, 32), (128, 64), (128, 128)]),
+    st.sampled_from(["none", "causal", "bool", "float", "shared"]), seeds,
+)  # fmt: skip
+def test_attention_over_packed_rows(
+    rows: int, shared: int, group: int, n: int, packed: int, before: int, size: tuple[int, int], kind: str, seed: int
+) -> None:
+    dim, grain = size
+    queries = normal(seed, rows, n, shared * group, dim).swapaxes(1, 2)
+    keys, values = (heads(seed + i, rows, shared, n + before, dim) for i in (1, 2))
+    (old_keys, first), (old_values, others) = (packed_heads(seed + i, rows, shared, packed, dim, grain) for i in (3, 4))
+    total = packed + before + n
+    seen = np.random.default_rng(seed).random((rows, 1, n, total)) < 0.6
+    seen[..., : packed * (seed % 2)] = False  # whole spans that nobody sees
+    seen[..., -1] = True
+    masks = {
+        "none": None,
+        "causal": "causal",
+        "bool": mx.array(seen),
+        "float": mx.where(mx.array(seen), normal(seed + 5, *seen.shape), mx.array(float("-inf"))),
+        "shared": mx.array(np.repeat(seen[:1, :, :1], 2, axis=3))[..., ::2],
+    }
+    mask = masks[kind]
+    both = [mx.concatenate([a, b], axis=2) for a, b in ((first, keys), (others, values))]
+    expected = mx.fast.scaled_dot_product_attention(queries, *both, scale=0.2, mask=mask)
+    array = mask if isinstance(mask, mx.array) else None
+    arrays = old_keys.arrays(), old_values.arrays()
+    assert_close(kernels.attention(queries, keys, values, 0.2, kind == "causal", array, *arrays, packed), expected)
+
+
+@given(st.integers(2, 10), st.integers(1, 400), seeds)
+def test_a_query_gets_the_same_bits_over_packed_rows_among_a_few_others(n: int, packed: int, seed: int) -> None:
+    queries, keys, values = normal(seed, 1, 6, n, 64), *(heads(seed + i, 1, 2, 70 + n, 64) for i in (1, 2))
+    arrays = [packed_heads(seed + i, 1, 2, packed, 64, 32)[0].arrays() for i in (3, 4)]
+    together = np.array(kernels.attention(queries, keys, values, 0.125, True, None, *arrays, packed))
+    for i in (0, n - 1):
+        end = 70 + i + 1
+        own = queries[:, :, i : i + 1], keys[:, :, :end], values[:, :, :end]
+        one = kernels.attention(*own, 0.125, True, None, *arrays, packed)
+        assert np.array_equal(np.array(one)[:, :, 0], together[:, :, i])
+
+
 @given(st.integers(2, 10), st.integers(0, 400), seeds)
 def test_a_query_gets_the_same_bits_among_a_few_others(n: int, before: int, seed: int) -> None:
     queries, keys, values = normal(seed, 1, 6, n, 64), *(heads(seed + i, 1, 2, n + before, 64) for i in (1, 2))
@@ -169,6 +220,14 @@ def test_what_does_not_fit_is_refused() -> None:
         kernels.quantised_linear(x, *mx.quantize(weight, 32, 2), 32, 2)
     with pytest.raises(ValueError, match="do not fit"):
         kernels.quantised_linear(x, *mx.quantize(weight, 32, 4), 64, 4)
+    ones = mx.zeros((1, 2, 3, 64))
+    codes = pack(ones, Scheme(8, 64, rotate=False)).arrays()
+    for packed, count, fault in ((codes, 4, "do not fit"), (codes[:2], 3, "codes, scales"), (codes, -1, "fewer")):
+        with pytest.raises(ValueError, match=fault):
+            kernels.attention(ones, ones, ones, 1.0, False, None, packed, packed, count)
+    with pytest.raises(ValueError, match="8 bits"):
+        words = pack(ones, Scheme(4, 64, rotate=True)).arrays()
+        kernels.attention(ones, ones, ones, 1.0, False, None, words, words, 3)
     with pytest.raises(ValueError, match="multiple of 8"):
         kernels.attention(*[mx.zeros((1, 2, 3, 12))] * 3, 1.0, False)
 

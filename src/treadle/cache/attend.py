@@ -1,13 +1,14 @@
 """Attention over packed rows on CPUs, without unpacking them or a part at a time. Engine thread only.
 
 With codes c, scale s and bias b of a group, q . (s c + b) = s (q . c) + b sum(q): scales and biases touch scores
-instead of rows, and the rotation of 4-bit rows is applied to queries and results instead. Of keys less the mean of
-their block, q . mean is one number more for a block. What is left per value is one conversion from bytes to float32.
-Measured on 2 cores over 30 layers of 4,096 tokens, 3 key heads of 64: exact rows 34 ms, this 36 ms, unpacking 54 ms,
-and 92 ms with the exact tail appended.
+instead of rows. Where there are CPU kernels (`native/`), they read keys and values of 8 bits so, for any number of
+queries. All else is done by operations of MLX: the rotation of 4-bit rows is applied to queries and results instead,
+and of keys less the mean of their block, q . mean is one number more for a block. What is left per value is one
+conversion from bytes to float32.
 
-With many queries scores outweigh rows, and rows are better unpacked once, by one key head after the other: their scores
-and unpacked rows exist for one head at a time, so a long prefill needs less memory than over exact rows.
+With many queries scores outweigh rows, and without kernels rows are better unpacked once, by one key head after the
+other: their scores and unpacked rows exist for one head at a time, so a long prefill needs less memory than over exact
+rows.
 """
 
 from __future__ import annotations
@@ -23,8 +24,11 @@ from treadle.cache.blocks import Blocks
 from treadle.cache.packed_rows import PackedRows
 from treadle.cache.pieces import Piece, mapped, rows_of
 from treadle.cache.quantise import Packed, Scheme, on_cpu, rotated
+from treadle.native import build
 
 MOST_SHARED = 64  # queries that share a key head; with more, unpacking costs less
+NATIVE_BITS = 8  # of the rows that the CPU kernels read
+MASKS = (mx.bool_, mx.float32)
 
 
 def attention_over(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -33,11 +37,37 @@ def attention_over(original: Callable[..., Any]) -> Callable[..., Any]:
     def attend(queries: Any, keys: Any, values: Any, cache: Any, scale: float, mask: Any, sinks: Any = None) -> Any:
         if not (isinstance(cache, PackedRows) and on_cpu() and sinks is None and cache.taken(keys, values)):
             return original(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)
+        kernels = build.kernels()
+        if kernels is not None and (found := native(kernels, queries, keys, values, cache, scale, mask)) is not None:
+            return found
         if queries.shape[1] // keys.shape[1] * queries.shape[2] <= MOST_SHARED:
             return over_packed(queries, cache, scale, mask)
         return head_by_head(queries, cache, scale, mask)
 
     return attend
+
+
+def native(kernels: Any, queries: Any, keys: Any, values: Any, cache: PackedRows, scale: float, mask: Any) -> Any:
+    """As `over_packed`, by the CPU kernels; None where they are not written for what `cache` holds.
+
+    `keys` and `values` are what `cache.update_and_fetch` gave; they may be the exact part alone.
+    """
+    columns = cache.columns
+    old = [buffer.whole(columns.num_rows, columns.read_packed) for buffer in cache.packed]
+    if not all(isinstance(piece, Packed) and piece.scheme.bits == NATIVE_BITS for piece in old):
+        return None
+    if keys.shape[2] > columns.read_to - columns.read_from:
+        keys, values = cache.exact_part()
+    if any(a.dtype != mx.float32 for a in (queries, keys, values)):
+        return None
+    whole = None
+    if mask is not None and not isinstance(mask, str):
+        if mask.dtype not in MASKS:
+            return None
+        whole = mask if mask.ndim == 4 else mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
+    causal = mask is not None and whole is None
+    packed = [piece.arrays() for piece in old]
+    return kernels.attention(queries, keys, values, scale, causal, whole, *packed, columns.read_packed)
 
 
 def head_by_head(queries: Any, cache: PackedRows, scale: float, mask: Any, at_once: int = 1) -> Any:

@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 STEP = 256  # buffers grow by this many columns
 GRAIN = 64  # a batch reads a multiple of this many columns, so that attention meets a new shape once in 64 steps
 SLACK = 256  # tokens kept behind a window, so that recent ones can be taken back
-TAIL = 64  # columns at the end in which tokens to be taken back nearly always lie
 SINKS = 64  # columns at the beginning that are seen from everywhere, because models are used to look at them
 FEW = 16  # a step of so many tokens sees all
 FREE = np.int32(2**31 - 1)  # the position of a column that holds nothing for a row
@@ -179,6 +178,7 @@ class BatchColumns:
         self.index = 0
         self._counts: list[int] = []
         self._width = 0
+        self._begun = 0  # the column in which the last step began
         self._device: Any = None  # the table on the device, right for columns below `_clean`
         self._clean = 0
         self._masks: dict[tuple[int, int | None, Any], Any] = {}
@@ -262,6 +262,7 @@ class BatchColumns:
     def begin(self, counts: Sequence[int]) -> None:
         self._counts = list(counts)
         self._width = max(counts)
+        self._begun = self.index
         self._ensure(self.index + self._width)
         for row, (length, count) in enumerate(zip(self.lengths, counts, strict=True)):
             self.table[row, self.index : self.index + count] = np.arange(length, length + count)
@@ -281,18 +282,17 @@ class BatchColumns:
             return
         length = self.lengths[row] - n
         line = self.table[row, : self.index]
-        start = max(0, self.index - TAIL)  # where they nearly always are
-        gone = start + np.flatnonzero((line[start:] >= length) & (line[start:] != FREE))
-        if len(gone) != n:
+        end = self._begun + (self._counts[row] if row < len(self._counts) else 0)
+        gone = np.arange(max(0, end - n), min(end, self.index))  # where the last step wrote them, if nothing moved
+        if line[gone].tolist() != list(range(length, length + n)):
             gone = np.flatnonzero((line >= length) & (line != FREE))
-        if len(gone) != n:
-            raise ValueError(f"cannot rewind {n} tokens: only {len(gone)} are held")
+            if len(gone) != n:
+                raise ValueError(f"cannot rewind {n} tokens: only {len(gone)} are held")
         line[gone] = FREE
         self.lengths[row] = length
-        self._clean = min(self._clean, int(gone[0]))
-        while self.index and (self.table[:, self.index - 1] == FREE).all():
+        while gone[-1] + 1 >= self.index > 0 and (self.table[:, self.index - 1] == FREE).all():
             self.index -= 1
-        self._clean = min(self._clean, self.index)
+        self._clean = min(self._clean, int(gone[0]), self.index)
         self._numbers = self._offset = None
 
     def held(self, row: int) -> NDArray[np.intp]:

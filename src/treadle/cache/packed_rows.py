@@ -107,8 +107,13 @@ class PackedBuffer:
 
     def first(self, rows: int, end: int) -> Piece:
         """The first `end` tokens of the first `rows` rows, as views. Rows beyond those written are zeros."""
-        self._ensure(rows, end, self.piece, 0)
+        self.whole(rows, end)
         return views(mapped(self.piece, lambda a: a[:rows]), 0, end)
+
+    def whole(self, rows: int, end: int) -> Piece:
+        """All that is held: at least the first `end` tokens of the first `rows` rows."""
+        self._ensure(rows, end, self.piece, 0)
+        return self.piece
 
     def read(self, row: int, start: int, end: int) -> Piece:
         """A copy of tokens [start, end) of one row, [1, heads, end - start, ..]."""

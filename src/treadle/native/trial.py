@@ -42,6 +42,13 @@ def _pairs(kernels: Any) -> Iterator[tuple[str, Any, Any]]:
         queries, keys = mx.random.normal((1, 6, n, 64)), mx.random.normal((1, 2, 150, 64))
         expected = mx.fast.scaled_dot_product_attention(queries, keys, keys, scale=0.1, mask="causal")
         yield "attention", kernels.attention(queries, keys, keys, 0.1, True), expected
+        codes, scales, biases = mx.quantize(mx.random.normal((1, 2, 300, 64)), 64, 8)
+        coded = [codes, scales.astype(mx.bfloat16), biases.astype(mx.bfloat16)]
+        old = mx.dequantize(codes, coded[1].astype(mx.float32), coded[2].astype(mx.float32), 64, 8)
+        both = mx.concatenate([old, keys], axis=2)
+        expected = mx.fast.scaled_dot_product_attention(queries, both, both, scale=0.1, mask="causal")
+        found = kernels.attention(queries, keys, keys, 0.1, True, None, coded, coded, 300)
+        yield "attention over packed rows", found, expected
     x, ones = mx.random.normal((2, 3, 5, 64)), mx.ones(64)
     yield "a norm", kernels.rms_norm(x, ones, 1e-5), mx.fast.rms_norm(x, ones, 1e-5)
     yield "a gate", kernels.swiglu(x, x), x * mx.sigmoid(x) * x

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "heads.h"
+#include "vec.h"
 
 namespace treadle {
 
@@ -15,8 +16,18 @@ struct Mask {
   int64_t row = 0, head = 0, query = 0, column = 0;
 };
 
+// Rows of bytes: a value is scale * code + bias of its group of `group` values, a multiple of LANES. The last axis of
+// scales and biases counts groups.
+struct PackedHeads {
+  HeadsAs<uint8_t> codes;
+  HeadsAs<Brain> scales, biases;
+  int group;
+};
+
 struct Attention {
   Heads queries, keys, values;
+  PackedHeads packed_keys, packed_values;
+  int packed; // the first columns, which are packed; the others are those of `keys` and `values`
   int rows, heads, shared, num_queries, columns; // `shared`: heads of keys and values
   int dim, value_dim; // multiples of LANES
   float scale;

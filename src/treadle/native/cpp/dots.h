@@ -8,9 +8,9 @@ namespace treadle {
 constexpr int QUAD = 4; // rows of the one side in registers
 constexpr int TRIPLE = 3; // rows of the other: with a quad, twelve sums and seven operands
 
-// found[m][r] = x[m] . w[r] over `width` floats, a multiple of LANES; ROWS rows of x.
-template <int ROWS>
-inline void dots(const float* x, int64_t x_stride, const float* w, int64_t w_stride, int width, f4* found) {
+// found[m][r] = x[m] . w[r] over `width` numbers, a multiple of LANES; ROWS rows of x. W: floats, or bytes as they are.
+template <int ROWS, class W>
+inline void dots(const float* x, int64_t x_stride, const W* w, int64_t w_stride, int width, f4* found) {
   f8 total[ROWS][QUAD] = {};
   for (int k = 0; k < width; k += LANES) {
     f8 input[ROWS];
@@ -29,7 +29,8 @@ inline void dots(const float* x, int64_t x_stride, const float* w, int64_t w_str
   }
 }
 
-inline void dots(int rows, const float* x, int64_t x_stride, const float* w, int64_t w_stride, int width, f4* found) {
+template <class W>
+inline void dots(int rows, const float* x, int64_t x_stride, const W* w, int64_t w_stride, int width, f4* found) {
   switch (rows) {
     case 1: return dots<1>(x, x_stride, w, w_stride, width, found);
     case 2: return dots<2>(x, x_stride, w, w_stride, width, found);

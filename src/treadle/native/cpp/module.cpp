@@ -313,8 +313,39 @@ mx::array rope(const mx::array& x, int dims, bool traditional, float base, float
   });
 }
 
+// Of packed rows [rows or more, shared, columns or more, ..] the first `rows` and `columns`: codes of 8 bits in uint32,
+// scales and biases. The size of a group.
+int require_packed(const Arrays& packed, int rows, int shared, int columns, int dim) {
+  require(packed.size() == 3, "packed rows are codes, scales and biases");
+  for (const auto& x : packed) {
+    require(x.ndim() == 4 && x.shape(0) >= rows && x.shape(1) == shared && x.shape(2) >= columns,
+            "packed rows do not fit the others");
+  }
+  const auto &codes = packed[0], &scales = packed[1], &biases = packed[2];
+  require(codes.dtype() == mx::uint32 && codes.shape(3) * 4 == dim, "codes must be of 8 bits in uint32");
+  require(scales.dtype() == mx::bfloat16 && biases.dtype() == mx::bfloat16, "scales and biases must be bfloat16");
+  int groups = scales.shape(3);
+  require(groups > 0 && biases.shape(3) == groups && dim % (groups * LANES) == 0, "scales do not fit the codes");
+  return dim / groups;
+}
+
+template <class T>
+HeadsAs<T> packed_heads(const mx::array& x, int per_element) {
+  require(x.strides()[3] == 1 || x.shape(3) == 1, "packed rows must have no gaps in the last axis");
+  const auto& s = x.strides();
+  return {static_cast<const T*>(x.data<void>()), s[0] * per_element, s[1] * per_element, s[2] * per_element};
+}
+
+PackedHeads packed_heads(const Arrays& in, size_t first, int group) {
+  return {packed_heads<uint8_t>(in[first], 4), packed_heads<Brain>(in[first + 1], 1),
+          packed_heads<Brain>(in[first + 2], 1), group};
+}
+
+// `packed_keys` and `packed_values`: none, or each codes, scales and biases, of which the first `num_packed` columns come
+// before those of `keys` and `values`.
 mx::array attention(const mx::array& queries, const mx::array& keys, const mx::array& values, float scale, bool causal,
-                    const std::optional<mx::array>& mask) {
+                    const std::optional<mx::array>& mask, const Arrays& packed_keys, const Arrays& packed_values,
+                    int num_packed) {
   for (const auto* x : {&queries, &keys, &values}) {
     require_floats(*x);
     require(x->ndim() == 4, "queries, keys and values must be [rows, heads, length, dim]");
@@ -326,26 +357,39 @@ mx::array attention(const mx::array& queries, const mx::array& keys, const mx::a
           "queries, keys and values do not fit each other");
   require(dim % LANES == 0 && value_dim % LANES == 0, "the size of a head must be a multiple of 8");
   Attention p{};
-  p.rows = rows, p.heads = heads, p.shared = shared, p.num_queries = n, p.columns = columns;
-  p.dim = dim, p.value_dim = value_dim, p.scale = scale;
+  p.rows = rows, p.heads = heads, p.shared = shared, p.num_queries = n, p.columns = columns + num_packed;
+  p.packed = num_packed, p.dim = dim, p.value_dim = value_dim, p.scale = scale;
   p.mask.kind = causal ? Mask::Kind::Causal : Mask::Kind::None;
   Arrays inputs{queries, keys, values};
+  require(num_packed >= 0, "there cannot be fewer than no packed columns");
+  if (num_packed > 0) {
+    p.packed_keys.group = require_packed(packed_keys, rows, shared, num_packed, dim);
+    p.packed_values.group = require_packed(packed_values, rows, shared, num_packed, value_dim);
+    inputs.insert(inputs.end(), packed_keys.begin(), packed_keys.end());
+    inputs.insert(inputs.end(), packed_values.begin(), packed_values.end());
+  }
+  bool masked = mask.has_value();
   if (mask) {
     require(!causal && mask->ndim() == 4, "a mask must be [rows, heads, queries, columns], and takes the place of causal");
     require(mask->dtype() == mx::bool_ || mask->dtype() == mx::float32, "a mask must be of bools or of float32");
-    mx::Shape whole{rows, heads, n, columns};
+    mx::Shape whole{rows, heads, n, p.columns};
     for (int axis = 0; axis < 4; ++axis) {
       require(mask->shape(axis) == whole[axis] || mask->shape(axis) == 1, "the mask does not fit queries and keys");
     }
     p.mask.kind = mask->dtype() == mx::bool_ ? Mask::Kind::Boolean : Mask::Kind::Additive;
     inputs.push_back(*mask);
   }
-  return operation("TreadleAttention", {rows, heads, n, value_dim}, std::move(inputs), [p](const Arrays& in, mx::array& out) {
+  return operation("TreadleAttention", {rows, heads, n, value_dim}, std::move(inputs), [p, masked](const Arrays& in, mx::array& out) {
     allocate_heads(out);
     Attention own = p;
-    if (in.size() > 3) {
-      auto stride = [&](int axis) { return in[3].shape(axis) == 1 ? 0 : in[3].strides()[axis]; };
-      own.mask.data = in[3].data<void>();
+    if (p.packed) {
+      own.packed_keys = packed_heads(in, 3, p.packed_keys.group);
+      own.packed_values = packed_heads(in, 6, p.packed_values.group);
+    }
+    if (masked) {
+      const mx::array& seen = in.back();
+      auto stride = [&](int axis) { return seen.shape(axis) == 1 ? 0 : seen.strides()[axis]; };
+      own.mask.data = seen.data<void>();
       own.mask.row = stride(0), own.mask.head = stride(1), own.mask.query = stride(2), own.mask.column = stride(3);
     }
     return [own, q = HeadsOf(in[0]), k = HeadsOf(in[1]), v = HeadsOf(in[2]), y = out.data<float>()] {
@@ -482,7 +526,8 @@ NB_MODULE(TREADLE_MODULE, m) {
   m.def("rope", &rope, nb::arg("x"), nb::arg("dims"), nb::arg("traditional"), nb::arg("base"), nb::arg("scale"),
         nb::arg("offset"), nb::arg("freqs").none() = nb::none());
   m.def("attention", &attention, nb::arg("queries"), nb::arg("keys"), nb::arg("values"), nb::arg("scale"),
-        nb::arg("causal"), nb::arg("mask").none() = nb::none());
+        nb::arg("causal"), nb::arg("mask").none() = nb::none(), nb::arg("packed_keys") = Arrays(),
+        nb::arg("packed_values") = Arrays(), nb::arg("num_packed") = 0);
   nb::class_<Layer>(m, "Layer")
       .def(nb::init<std::vector<Arrays>, std::vector<int>, std::vector<int>, std::vector<bool>, Arrays, Arrays, float,
                     float, int, int, int, bool, float, float, const std::optional<mx::array>&>(),

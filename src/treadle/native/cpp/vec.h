@@ -19,6 +19,7 @@ typedef float f4 __attribute__((vector_size(16)));
 typedef int32_t i8 __attribute__((vector_size(32)));
 typedef uint32_t u8 __attribute__((vector_size(32)));
 typedef uint16_t h8 __attribute__((vector_size(16)));
+typedef uint8_t b8 __attribute__((vector_size(8)));
 
 template <class V, class T>
 inline V load(const T* at) {
@@ -45,6 +46,13 @@ struct Half {
 };
 struct Brain {
   uint16_t bits;
+
+  float wide() const {
+    uint32_t whole = uint32_t(bits) << 16;
+    float value;
+    std::memcpy(&value, &whole, sizeof(value));
+    return value;
+  }
 };
 
 // Eight 16-bit numbers as 32-bit ones.
@@ -62,6 +70,14 @@ inline f8 load8(const float* at) {
 
 inline f8 load8(const Brain* at) {
   return (f8)(widened(load<h8>(at)) << 16);
+}
+
+inline f8 load8(const uint8_t* at) {
+#ifdef __AVX2__
+  return to_float((i8)_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(at))));
+#else
+  return __builtin_convertvector(load<b8>(at), f8);
+#endif
 }
 
 inline f8 load8(const Half* at) {
