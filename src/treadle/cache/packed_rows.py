@@ -163,7 +163,9 @@ class PackedRows(Rows):
         for due in self.columns.due():
             self._pack(due)
         self._owed = keys.shape[2] in self._asked and self.columns.read_packed > 0
-        self._offered = self.exact_part() if self._owed else self.keys_and_values()
+        self._offered = (
+            (self.keys, self.values) if self._owed else self.keys_and_values()
+        )  # uncut: nobody reads them so
         return self._offered
 
     def taken(self, keys: Any, values: Any) -> bool:

@@ -51,6 +51,7 @@ class SoloRecent(SoloColumns):
         self.recent = recent
         self.packed = packed
         self._made: Any = None  # the last mask
+        self._edged: tuple[int, int] = (-1, 0)  # a position and its edge: every layer asks for it several times
 
     partial = True
 
@@ -63,7 +64,10 @@ class SoloRecent(SoloColumns):
 
     @property
     def read_packed(self) -> int:
-        return self.edge(self.length + max(self.count, 1) - 1)
+        last = self.length + (self.count or 1) - 1
+        if self._edged[0] != last:
+            self._edged = (last, edge(last, self.recent))
+        return self._edged[1]
 
     @property
     def step(self) -> int:

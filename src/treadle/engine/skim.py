@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("treadle.engine")
 
 UNLIMITED = 2**62
-SIGHT = 2048  # tokens that the small model looks back while it reads; in the end it looks at all
+SIGHT = 1024  # tokens that the small model looks back while it reads; in the end it looks at all
 MOST_KEPT = 0.9  # of the tokens; with more, nothing is gained
 
 

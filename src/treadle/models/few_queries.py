@@ -24,9 +24,9 @@ log = logging.getLogger("treadle.models")
 WARP = 32
 MOST_WARPS = 8  # of a block: with 16, some of the kernels want more registers than a block can have
 SHARED_FLOATS = 8192  # of one block, for joining what its warps found
-ENOUGH_BLOCKS = 512  # about four for each processor of an H100
-LEAST_PART = 128  # columns
-MOST_PARTS = 32
+ENOUGH_BLOCKS = 256  # about two for each processor of an H100
+LEAST_PART = 256  # columns
+MOST_PARTS = 8
 TYPES = (mx.bfloat16, mx.float16, mx.float32)
 CODE_BITS = 8  # of packed rows that are read as they are
 TRIAL = 256  # columns
@@ -286,6 +286,7 @@ def _launch(*inputs: Any, split: int, packed: tuple[int, int] | None) -> Any:
     return out
 
 
+@lru_cache(maxsize=1024)
 def parts(blocks: int, reach: int) -> int:
     """Into how many parts the columns are split, so that few blocks over many columns fill the device."""
     split = 1

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from treadle.cache.layers import Layers
 
 NAME = "scaled_dot_product_attention"
-STEPS = 8  # tokens that the small model makes to look back from
+STEPS = 4  # tokens that the small model makes to look back from
 
 Asked = tuple[Any, Any, float, Any]  # queries [1, heads, 1, dim], keys [1, key heads, columns, dim], scale, mask
 _asked: list[Asked] | None = None
