@@ -28,6 +28,8 @@ from treadle.cache.layers import Layers
 NAME = "scaled_dot_product_attention"
 STEPS = 4  # tokens that the small model makes to look back from
 
+LAYERS_AT_ONCE = 8  # whose scores may take memory at a time
+
 Asked = tuple[Any, Any, float, Any]  # queries [1, heads, 1, dim], keys [1, key heads, columns, dim], scale, mask
 _asked: list[Asked] | None = None
 _made: set[Any] = set()  # functions that tell
@@ -75,7 +77,7 @@ def importance(model: Any, layers: Layers, token: int) -> NDArray[np.float32]:
     """
     n = layers.lengths[0] + 1
     ids = mx.array([[token]], mx.int32)
-    steps: list[list[tuple[Any, Any]]] = []  # of each step and layer: scaled queries and mask
+    steps: list[list[Asked]] = []
     keys: list[Any] = []
     for step in range(STEPS):
         keys.clear()  # rows that somebody holds would be copied when the step writes behind them
@@ -85,16 +87,18 @@ def importance(model: Any, layers: Layers, token: int) -> NDArray[np.float32]:
         layers.end()
         whole = [one for one in asked if one[1].shape[2] == n + step]
         keys += [one[1] for one in whole]
-        steps.append([(one[0] * one[2], one[3]) for one in whole])
+        steps.append([(one[0], None, one[2], one[3]) for one in whole])
         asked.clear()
+        whole.clear()
         ids = mx.argmax(logits[:, -1:], axis=-1).astype(mx.int32)
-        mx.async_eval(ids, [queries for queries, _ in steps[-1]])  # type: ignore[no-untyped-call]
-        del whole
+        mx.async_eval(ids)  # type: ignore[no-untyped-call]
     most = None
-    for layer in zip(keys, *steps, strict=True):  # one product for all steps: a device waits for each operation
+    # One product for all steps of a layer, because handing an operation over costs more than the operation.
+    for i, layer in enumerate(zip(keys, *steps, strict=True)):
         weights = _weights(layer[0], layer[1:], n)
         most = weights if most is None else mx.maximum(most, weights)
-        mx.async_eval(most)  # type: ignore[no-untyped-call]
+        if i % LAYERS_AT_ONCE == 0:
+            mx.async_eval(most)  # type: ignore[no-untyped-call]
     if most is None:
         raise ValueError("no layer of the small model tells what it looks at")
     return np.array(most.mean(axis=0))
@@ -112,20 +116,21 @@ def untold(model: Any, layers: Layers) -> str | None:
     return None
 
 
-def _weights(keys: Any, asked: Sequence[tuple[Any, Any]], num_tokens: int) -> Any:
+def _weights(keys: Any, asked: Sequence[Asked], num_tokens: int) -> Any:
     """The largest weight over heads that each step of one layer gave the first tokens, float32 [steps, tokens].
 
-    `asked`: scaled queries and mask of each step; a mask of numbers is a part of the scores (latent attention keeps
-    positions there). Each step saw one column more than the one before it; the last one saw all of `keys`.
+    `asked` by each step. A mask of numbers is a part of the scores (latent attention keeps positions there). Each step
+    saw one column more than the one before it; the last one saw all of `keys`.
     """
     _, heads, _, dim = asked[0][0].shape
     shared, total, steps = keys.shape[1], keys.shape[2], len(asked)
-    queries = mx.concatenate([one for one, _ in asked], axis=2).reshape(1, shared, heads // shared * steps, dim)
+    queries = mx.concatenate([one[0] for one in asked], axis=2) * asked[0][2]
+    queries = queries.reshape(1, shared, heads // shared * steps, dim)
     scores = (queries @ keys.swapaxes(-1, -2)).astype(mx.float32).reshape(1, heads, steps, total)
-    if any(isinstance(mask, mx.array) for _, mask in asked):
+    if any(isinstance(one[3], mx.array) for one in asked):
         seen = range(total - steps + 1, total + 1)
         scores = scores + mx.concatenate(
-            [_added(mask, count, total) for count, (_, mask) in zip(seen, asked, strict=True)], axis=2
+            [_added(one[3], count, total) for count, one in zip(seen, asked, strict=True)], axis=2
         )
     else:
         last = mx.arange(total - steps, total)[:, None]
