@@ -12,7 +12,7 @@ them, once, at load; they do so only inside `watched`.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from inspect import unwrap
@@ -27,8 +27,6 @@ from treadle.cache.layers import Layers
 
 NAME = "scaled_dot_product_attention"
 STEPS = 4  # tokens that the small model makes to look back from
-
-LAYERS_AT_ONCE = 8  # whose scores may take memory at a time
 
 Asked = tuple[Any, Any, float, Any]  # queries [1, heads, 1, dim], keys [1, key heads, columns, dim], scale, mask
 _asked: list[Asked] | None = None
@@ -77,31 +75,19 @@ def importance(model: Any, layers: Layers, token: int) -> NDArray[np.float32]:
     """
     n = layers.lengths[0] + 1
     ids = mx.array([[token]], mx.int32)
-    steps: list[list[Asked]] = []
-    keys: list[Any] = []
+    total = mx.zeros((n,), mx.float32)
     for step in range(STEPS):
-        keys.clear()  # rows that somebody holds would be copied when the step writes behind them
         layers.begin([1])
         with watched() as asked:
             logits = model(ids, cache=layers.caches)
         layers.end()
-        whole = [one for one in asked if one[1].shape[2] == n + step]
-        keys += [one[1] for one in whole]
-        steps.append([(one[0], None, one[2], one[3]) for one in whole])
-        asked.clear()
-        whole.clear()
+        most = [_weights(*one, n) for one in asked if one[1].shape[2] == n + step]
+        if not most:
+            raise ValueError("no layer of the small model tells what it looks at")
+        total = total + mx.stack(most).max(axis=0)
         ids = mx.argmax(logits[:, -1:], axis=-1).astype(mx.int32)
-        mx.async_eval(ids)  # type: ignore[no-untyped-call]
-    most = None
-    # One product for all steps of a layer, because handing an operation over costs more than the operation.
-    for i, layer in enumerate(zip(keys, *steps, strict=True)):
-        weights = _weights(layer[0], layer[1:], n)
-        most = weights if most is None else mx.maximum(most, weights)
-        if i % LAYERS_AT_ONCE == 0:
-            mx.async_eval(most)  # type: ignore[no-untyped-call]
-    if most is None:
-        raise ValueError("no layer of the small model tells what it looks at")
-    return np.array(most.mean(axis=0))
+        mx.async_eval(total, ids)  # type: ignore[no-untyped-call]
+    return np.array(total / STEPS)
 
 
 def untold(model: Any, layers: Layers) -> str | None:
@@ -116,35 +102,15 @@ def untold(model: Any, layers: Layers) -> str | None:
     return None
 
 
-def _weights(keys: Any, asked: Sequence[Asked], num_tokens: int) -> Any:
-    """The largest weight over heads that each step of one layer gave the first tokens, float32 [steps, tokens].
+def _weights(queries: Any, keys: Any, scale: float, mask: Any, num_tokens: int) -> Any:
+    """The largest weight of each of the first `num_tokens` tokens over all heads, float32 [num_tokens].
 
-    `asked` by each step. A mask of numbers is a part of the scores (latent attention keeps positions there). Each step
-    saw one column more than the one before it; the last one saw all of `keys`.
+    A mask of numbers is a part of the scores (latent attention keeps positions there).
     """
-    _, heads, _, dim = asked[0][0].shape
-    shared, total, steps = keys.shape[1], keys.shape[2], len(asked)
-    queries = mx.concatenate([one[0] for one in asked], axis=2) * asked[0][2]
-    queries = queries.reshape(1, shared, heads // shared * steps, dim)
-    scores = (queries @ keys.swapaxes(-1, -2)).astype(mx.float32).reshape(1, heads, steps, total)
-    if any(isinstance(one[3], mx.array) for one in asked):
-        seen = range(total - steps + 1, total + 1)
-        scores = scores + mx.concatenate(
-            [_added(one[3], count, total) for count, one in zip(seen, asked, strict=True)], axis=2
-        )
-    else:
-        last = mx.arange(total - steps, total)[:, None]
-        scores = mx.where(mx.arange(total) > last, -mx.inf, scores)
-    return mx.softmax(scores, axis=-1)[0].max(axis=0)[:, :num_tokens]
-
-
-def _added(mask: Any, count: int, total: int) -> Any:
-    """The mask of one step over `count` columns as numbers, float32 [1, heads or 1, 1, total]; -inf behind them."""
-    if not isinstance(mask, mx.array):
-        added = mx.zeros((1, 1, 1, count))
-    elif mask.dtype == mx.bool_:
-        added = mx.where(mask, 0.0, -mx.inf)
-    else:
-        added = mask.astype(mx.float32)
-    added = added.reshape((1,) * (4 - added.ndim) + added.shape)
-    return mx.pad(added, [(0, 0), (0, 0), (0, 0), (0, total - count)], constant_values=-mx.inf)
+    _, heads, _, dim = queries.shape
+    shared = keys.shape[1]
+    grouped = (queries * scale).reshape(1, shared, heads // shared, dim)
+    scores = (grouped @ keys.swapaxes(-1, -2)).astype(mx.float32).reshape(1, heads, 1, -1)
+    if isinstance(mask, mx.array):
+        scores = mx.where(mask, scores, -mx.inf) if mask.dtype == mx.bool_ else scores + mask
+    return mx.softmax(scores, axis=-1)[0, :, 0].max(axis=0)[:num_tokens]
