@@ -11,7 +11,7 @@ import pytest
 
 from tests.tiny import VOCAB, tiny
 from treadle.cache import attend, recent_columns
-from treadle.cache.attend import MOST_SHARED, head_by_head, native, over_packed
+from treadle.cache.attend import MOST_SHARED, head_by_head, over_packed
 from treadle.cache.layers import Layers
 from treadle.cache.packed_rows import PackedRows
 from treadle.cache.pieces import piece_of, rows_of
@@ -228,25 +228,43 @@ def test_kernels_read_rows_of_8_bits_alone(kv: KvFormat, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("group", [32, 64, 128])
 @pytest.mark.parametrize("counts", [(1,), (1, 1, 1), (1, 4, 2), (9, 16, 1), (40, 33, 17)], ids=str)
 def test_kernels_read_what_a_batch_sees(counts: tuple[int, ...], group: int) -> None:
-    kv = KvFormat(8, 8, group, recent=5)
+    kernels_agree(KvFormat(8, 8, group, recent=5), counts, 2)
+
+
+@needs_kernels
+def test_kernels_read_this_steps_rows_alone_whatever_the_buffers_hold() -> None:
+    """After the first step the rows are handed over uncut, here in more slots than rows and up to full columns."""
+    kernels_agree(KvFormat(8, 8, 64, recent=200), (1, 1, 1), 150)
+
+
+def kernels_agree(kv: KvFormat, counts: tuple[int, ...], steps: int) -> None:
+    """In steps of a batch with so many tokens of each row; the first says that nobody needs rows unpacked."""
     columns: Any = recent_columns.BatchRecent(kv.recent)
     rows = PackedRows(columns, kv)
-    for i in range(len(counts)):
+    for i in range(len(counts) + 1):
         own = recent_columns.SoloRecent(kv.recent)
         solo = PackedRows(own, kv)
-        n = 50 + 37 * i
+        n = kv.recent + 45 + 37 * i
         own.begin([n])
         solo.update_and_fetch(*(normal(2 * i + j, 1, n, 128) for j in (0, 1)))
         own.end()
         rows.adopt(*columns.take_over(own), solo)
-    columns.begin(list(counts))
-    n = max(counts)
-    keys, values = rows.update_and_fetch(*(normal(20 + j, len(counts), n, 128) for j in (0, 1)))
-    queries, mask = mx.random.normal((len(counts), 6, n, 128)), rows.make_mask(n)
-    expected = over_packed(queries, rows, 0.1, mask)
-    for given in ((keys, values), rows.exact_part()):
-        found = native(build.kernels(), queries, *given, rows, 0.1, mask)
+    rows.drop(0, len(counts))
+    columns.drop(0)  # its slot stays
+    n, attention = max(counts), attend.attention_over(forbidden)
+    for step in range(steps):
+        columns.begin(list(counts))
+        keys, values = rows.update_and_fetch(*(normal(20 + 2 * step + j, len(counts), n, 128) for j in (0, 1)))
+        queries, mask = mx.random.normal((len(counts), 6, n, 128)), rows.make_mask(n)
+        expected = over_packed(queries, rows, 0.1, mask)
+        found = attention(queries, keys, values, rows, 0.1, mask)
         np.testing.assert_allclose(np.array(found), np.array(expected), atol=1e-4)
+        columns.end()
+        rows.settle()
+
+
+def forbidden(*_: Any, **__: Any) -> Any:
+    raise AssertionError("MLX's own attention was asked")
 
 
 def normal(seed: int, rows: int, n: int, dim: int) -> Any:

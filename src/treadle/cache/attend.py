@@ -38,7 +38,7 @@ def attention_over(original: Callable[..., Any]) -> Callable[..., Any]:
         if not (isinstance(cache, PackedRows) and on_cpu() and sinks is None and cache.taken(keys, values)):
             return original(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)
         kernels = build.kernels()
-        if kernels is not None and (found := native(kernels, queries, keys, values, cache, scale, mask)) is not None:
+        if kernels is not None and (found := native(kernels, queries, cache, scale, mask)) is not None:
             return found
         if queries.shape[1] // keys.shape[1] * queries.shape[2] <= MOST_SHARED:
             return over_packed(queries, cache, scale, mask)
@@ -47,17 +47,13 @@ def attention_over(original: Callable[..., Any]) -> Callable[..., Any]:
     return attend
 
 
-def native(kernels: Any, queries: Any, keys: Any, values: Any, cache: PackedRows, scale: float, mask: Any) -> Any:
-    """As `over_packed`, by the CPU kernels; None where they are not written for what `cache` holds.
-
-    `keys` and `values` are what `cache.update_and_fetch` gave; they may be the exact part alone.
-    """
+def native(kernels: Any, queries: Any, cache: PackedRows, scale: float, mask: Any) -> Any:
+    """As `over_packed`, by the CPU kernels; None where they are not written for what `cache` holds."""
     columns = cache.columns
     old = [buffer.whole(columns.num_rows, columns.read_packed) for buffer in cache.packed]
     if not all(isinstance(piece, Packed) and piece.scheme.bits == NATIVE_BITS for piece in old):
         return None
-    if keys.shape[2] > columns.read_to - columns.read_from:
-        keys, values = cache.exact_part()
+    keys, values = cache.exact_part()
     if any(a.dtype != mx.float32 for a in (queries, keys, values)):
         return None
     whole = None

@@ -163,9 +163,8 @@ class PackedRows(Rows):
         for due in self.columns.due():
             self._pack(due)
         self._owed = keys.shape[2] in self._asked and self.columns.read_packed > 0
-        self._offered = (
-            (self.keys, self.values) if self._owed else self.keys_and_values()
-        )  # uncut: nobody reads them so
+        # What nobody reads need not be cut to this step's rows and columns.
+        self._offered = (self.keys, self.values) if self._owed else self.keys_and_values()
         return self._offered
 
     def taken(self, keys: Any, values: Any) -> bool:
