@@ -34,7 +34,7 @@ from treadle.engine.prefill import compute
 from treadle.engine.reuse import Reuse
 from treadle.engine.sampling import Sampler
 from treadle.engine.sequence import Sequence
-from treadle.engine.skim import Skim, Terms
+from treadle.engine.skim import SIGHT, Skim, Terms
 from treadle.models.capabilities import new_layers
 from treadle.models.rope import gaps_fault, let_gaps_in
 from treadle.sparse.score import let_watch
@@ -55,6 +55,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--keep", type=float, nargs="+", default=[0.2, 0.3, 0.5])
     parser.add_argument("--texts", type=int, default=6)
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--sight", type=int, default=SIGHT, help="quality: tokens that it looks back while it reads")
     args = parser.parse_args(argv)
     if args.part != "speed" and args.model.startswith("random:"):
         parser.error(f"the quality of random weights says nothing: ask for --part speed of {args.model}")
@@ -63,9 +64,9 @@ def main(argv: list[str]) -> None:
         rows = [_speed(target, small, n, args.keep[0], args.rounds) for n in args.context]
         report("sparse: speed", rows, model=target.name, small=small.name, keep=args.keep[0])
     if args.part in ("quality", "both"):
-        quality = _Quality(args.model, max(args.context))
+        quality = _Quality(args.model, max(args.context), args.sight)
         rows = [quality.measured(keep, args.texts) for keep in (1.0, *args.keep)]
-        report("sparse: quality", rows, model=quality.name, tokens=quality.context)
+        report("sparse: quality", rows, model=quality.name, tokens=quality.context, sight=args.sight)
 
 
 def skim_of(target: Subject, small: Subject, terms: Terms, store: Store | None = None) -> Skim:
@@ -118,7 +119,7 @@ class _Read:
 class _Quality:
     """The texts are pieces of the standard library's documentation."""
 
-    def __init__(self, model: str, context: int) -> None:
+    def __init__(self, model: str, context: int, sight: int) -> None:
         from treadle.models.load import load_model
         from treadle.models.sources import resolve
 
@@ -129,7 +130,7 @@ class _Quality:
         self._skim = skim_of(
             self._subject,
             self._subject,
-            Terms(threshold=1, special=special_ids(loaded.tokenizer)),
+            Terms(threshold=1, special=special_ids(loaded.tokenizer), sight=sight),
             Store(Settings(Budget(2**33), 2**62)),  # the same texts come again at another share
         )
         self._ids = np.array(loaded.tokenizer.encode(documentation()), np.int64)

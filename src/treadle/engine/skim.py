@@ -52,6 +52,7 @@ class Terms:
     name: str = ""  # of the small model
     fault: str | None = None
     doubt: str | None = None
+    sight: int = SIGHT
 
 
 @dataclass(slots=True)
@@ -195,7 +196,7 @@ class Skim:
 
     def _empty(self) -> Layers:
         layers = self._new_layers(EXACT)
-        layers.look_back(SIGHT)
+        layers.look_back(self.terms.sight)
         return layers
 
     def give_way(self) -> None:

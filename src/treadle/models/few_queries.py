@@ -318,7 +318,8 @@ def _sound(dtype: Any, group: int, dim: int, packed: int = 0) -> bool:
 
     `packed`: values of a group of codes; 0: exact rows.
     """
-    arrays = [mx.random.normal((1, h, n, dim), key=mx.random.key(h + n)) for h, n in ((2 * group, 2), *TRIED)]
+    shapes = (2 * group, 2), *TRIED
+    arrays = [mx.random.normal((1, h, n, dim), key=mx.random.key(i)) for i, (h, n) in enumerate(shapes)]
     queries, keys, values = (a.astype(dtype) for a in arrays)
     told = mx.arange(TRIAL, dtype=mx.int32)[None], mx.array([TRIAL - 2], mx.int32)
     try:
