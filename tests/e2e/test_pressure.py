@@ -16,8 +16,8 @@ from tests.models.gguf_files import make, write_folder, write_gguf
 from treadle.bench.pressure import Sampler
 
 STREAMS = 8
-PROMPT, REPLY = 500, 40
-LIMIT_MB = 110  # the rows of all streams, exact, take 140 MB
+PROMPT, REPLY = 500, 160
+LIMIT_MB = 110  # the rows of all streams, exact, take 170 MB
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     sizes = {"num_hidden_layers": 16, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 128}
     model = make("llama", max_position_embeddings=16384, **sizes)
     folder = write_folder(top / "deep", model, write_gguf(top / "t.gguf", make("llama")))
-    with served(str(folder), "--memory-limit-gb", str(LIMIT_MB / 1000), "--cache-gb", "0.05") as running:
+    # Rows stay exact, because which format is quicker, and so how much they take, would be measured anew in each run.
+    options = {"--memory-limit-gb": LIMIT_MB / 1000, "--cache-gb": 0.05, "--kv-bits": 16}
+    with served(str(folder), *(str(word) for option in options.items() for word in option)) as running:
         yield running
 
 
@@ -57,7 +59,9 @@ def test_streams_that_need_more_than_there_is_all_get_text(server: Served) -> No
         assert "".join(c["choices"][0]["text"] for c in reply if c["choices"])
         assert [c["choices"][0]["finish_reason"] for c in reply if c["choices"]][-1] == "length"
         assert reply[-1]["usage"]["completion_tokens"] > 0
-    assert 0.5 < seen.most <= 1.0, "the limit held, and was near"
+    assert seen.most <= 1.0, "the limit held"
+    pressure = httpx.get(server.url + "/v1/stats", timeout=30).json()["pressure"]
+    assert pressure["actions"]["hold"] > 0, f"it was near, and so nobody came in for a while: {pressure}"
 
 
 def test_what_can_never_fit_is_refused_at_once(server: Served) -> None:
