@@ -63,8 +63,8 @@ class ScriptedSpeculator(Speculator):
     def _wrong(self) -> int:
         return self._random.randrange(self._vocab) if self._spoilt is None else self._spoilt
 
-    def _wanted(self, source: Source, proposal: Proposal, terms: StepTerms) -> Draft | None:
-        tokens = proposal.tokens[: max(0, terms.limit)]
+    def _wanted(self, source: Source, proposal: Proposal, limit: int, terms: StepTerms) -> Draft | None:
+        tokens = proposal.tokens[: max(0, limit)]
         return Draft(tokens, source) if tokens else None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -21,7 +22,7 @@ def draw(logits: np.ndarray, rows: list[Sampling], positions: list[int] | None =
     sampler = Sampler(VOCAB)
     for row in rows:
         sampler.join(row, np.array([1, 2, 3]), NONE)
-    return sampler.draw(mx.array(logits), positions or [7] * len(rows)).tokens.tolist()
+    return sampler.draw(mx.array(logits), positions or [7] * len(rows)).read()
 
 
 def allowed(logits: np.ndarray, s: Sampling) -> set[int]:
@@ -117,11 +118,12 @@ def test_logprobs_are_the_models_own_before_temperature_and_filters() -> None:
     assert drawn.top_logprobs.tolist()[0] == pytest.approx(np.sort(expected)[::-1][:3].tolist(), abs=1e-4)
 
 
-def test_nan_is_reported_for_its_row_only() -> None:
+@pytest.mark.parametrize("filters", [{"temperature": 0}, {"top_k": 1}, {"top_p": 1e-9}])
+def test_nan_is_reported_for_its_row_only(filters: dict[str, Any]) -> None:
     logits = np.zeros((2, VOCAB), np.float32)
     logits[0, 5] = np.nan
     logits[1, 5] = 1
-    assert draw(logits, [Sampling(temperature=0)] * 2) == [NAN_TOKEN, 5]
+    assert draw(logits, [Sampling(**filters)] * 2) == [NAN_TOKEN, 5]
 
 
 @given(st.lists(settings_of_rows, min_size=1, max_size=4), st.integers(0, 1000))

@@ -283,16 +283,19 @@ class BatchColumns:
         length = self.lengths[row] - n
         line = self.table[row, : self.index]
         end = self._begun + (self._counts[row] if row < len(self._counts) else 0)
-        gone = np.arange(max(0, end - n), min(end, self.index))  # where the last step wrote them, if nothing moved
-        if line[gone].tolist() != list(range(length, length + n)):
+        first = end - n  # the last step wrote them there, if nothing moved: later tokens stand further right
+        if first >= 0 and end <= self.index and line[first] == length and line[end - 1] == length + n - 1:
+            line[first:end] = FREE
+        else:
             gone = np.flatnonzero((line >= length) & (line != FREE))
             if len(gone) != n:
                 raise ValueError(f"cannot rewind {n} tokens: only {len(gone)} are held")
-        line[gone] = FREE
+            line[gone] = FREE
+            first, end = int(gone[0]), int(gone[-1]) + 1
         self.lengths[row] = length
-        while gone[-1] + 1 >= self.index > 0 and (self.table[:, self.index - 1] == FREE).all():
+        while end >= self.index > 0 and (self.table[:, self.index - 1] == FREE).all():
             self.index -= 1
-        self._clean = min(self._clean, int(gone[0]), self.index)
+        self._clean = min(self._clean, first, self.index)
         self._numbers = self._offset = None
 
     def held(self, row: int) -> NDArray[np.intp]:

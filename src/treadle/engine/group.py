@@ -48,8 +48,7 @@ class Flight:
     def read(self) -> list[list[Emission]]:
         """Wait for the device, with one synchronisation for all rows; what was drawn, by row."""
         mx.eval(self.drawn.arrays())
-        tokens: list[int] = self.drawn.tokens.tolist()
-        gaps = [None] * len(tokens) if self.drawn.gaps is None else self.drawn.gaps.tolist()
+        tokens, gaps = self.drawn.read(), self.drawn.ahead()
         lines = [row for row, draft in enumerate(self.drafts) for _ in range(len(draft) + 1)]
         found: list[list[Emission]] = [[] for _ in self.rows]
         logprobs = self._logprobs(lines, tokens)
@@ -144,8 +143,8 @@ class Group:
             row.computed += 1
             row.launched += 1
         drawn = self.sampler.draw(logits, [row.computed + row.gap for row in self.rows], mask)
-        self._feed = mx.maximum(drawn.tokens, 0)
-        mx.async_eval(self._feed, *drawn.arrays())  # type: ignore[no-untyped-call]
+        self._feed = drawn.tokens
+        mx.async_eval(*drawn.arrays())  # type: ignore[no-untyped-call]
         return Flight(tuple(self.rows), drawn, nothing)
 
     def check(self, drafts: Mapping[Sequence, Tokens], width: int = 0, gaps: bool = True) -> Flight:
@@ -167,6 +166,7 @@ class Group:
         logits = self.model(mx.array(ids), cache=self.layers.caches, **self._shifted())
         self.layers.end()
         logits = _lines(logits, [row.pending - 1 for row in self.rows], [len(draft) + 1 for draft in mine])
+        mx.async_eval(logits)  # type: ignore[no-untyped-call]  # the device begins while the rest is built
         mask = self._mask(logits, mine)
         starts = [len(row.tokens) + row.gap for row in self.rows]
         positions = [n + j for n, draft in zip(starts, mine, strict=True) for j in range(len(draft) + 1)]

@@ -18,22 +18,34 @@ from treadle.types import Ids, Sampling, TokenLogprob
 
 SHORTLIST = 64  # rows with 0 < top_k <= SHORTLIST never sort the whole vocabulary
 COLDEST = 1e-6  # lower temperatures are greedy: divided by them, logits could leave the range of float32
-NAN_TOKEN = -1  # what `draw` returns for a row whose logits are not numbers
+NAN_TOKEN = -1  # what is read of a row whose logits are not numbers
 
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """Lazy results for n rows."""
+    """Lazy results for n rows. What can be told from two numbers of a row is left to the host: `read`, `ahead`."""
 
-    tokens: Any  # int32 [n]; NAN_TOKEN where the logits were NaN
+    tokens: Any  # int32 [n], ids always
+    peaks: Any  # float32 [n]: the model's greatest logit, NaN where one is
     logprobs: Any = None  # float32 [n]: of the drawn token, before temperature and filters
     top_ids: Any = None  # int32 [n, k], best first
     top_logprobs: Any = None  # float32 [n, k]
-    gaps: Any = None  # float32 [n]: how far the drawn token was ahead of the next best, in logits
+    best: Any = None  # float32 [n]: the drawn token's rank, and the next best one's, in logits; None: not asked
+    second: Any = None
 
     def arrays(self) -> list[Any]:
-        mine = (self.tokens, self.logprobs, self.top_ids, self.top_logprobs, self.gaps)
+        mine = (self.tokens, self.peaks, self.logprobs, self.top_ids, self.top_logprobs, self.best, self.second)
         return [a for a in mine if a is not None]
+
+    def read(self) -> list[int]:
+        """The tokens, NAN_TOKEN where the logits were not numbers. Waits for the device."""
+        return [NAN_TOKEN if p != p else t for t, p in zip(self.tokens.tolist(), self.peaks.tolist(), strict=True)]
+
+    def ahead(self) -> list[float | None]:
+        """How far each drawn token was ahead of the next best, in logits; None where that was not asked."""
+        if self.second is None:
+            return [None] * len(self.tokens)
+        return [a - b for a, b in zip(self.best.tolist(), self.second.tolist(), strict=True)]
 
 
 def random_keys(seeds: Sequence[int], positions: Sequence[int]) -> NDArray[np.uint32]:
@@ -80,7 +92,7 @@ class Sampler:
         `mask` [rows, words] has a bit for each id that may be drawn; every row needs at least one.
         Drawn tokens count at once for the penalties of the next draw.
         """
-        table = self._table = self._table or _Table(self.rows, self.vocab_size)
+        table = self._table_of_rows()
         drawn = self._drawn(logits, positions, mask, table, self._counts, gaps=False)
         for row in table.penalised:
             self._counts[row] = _counted(self._counts[row], drawn.tokens[row])
@@ -98,8 +110,10 @@ class Sampler:
 
         `positions` and `mask` have an entry per line. Nothing counts for the penalties until `count` is told.
         """
-        sizes = [len(draft) + 1 for draft in drafts]
-        lines = [row for row, size in enumerate(sizes) for _ in range(size)]
+        table = self._table_of_rows()
+        if table.greedy:
+            return self._drawn(logits, positions, mask, table, (), gaps)
+        lines = [row for row, draft in enumerate(drafts) for _ in range(len(draft) + 1)]
         table = _Table([self.rows[row] for row in lines], self.vocab_size)
         counts: list[Any] = [None] * len(lines)
         start = 0
@@ -110,6 +124,11 @@ class Sampler:
                 seen = _counted(seen, draft[j]) if j < len(draft) else seen
             start += len(draft) + 1
         return self._drawn(logits, positions, mask, table, counts, gaps)
+
+    def _table_of_rows(self) -> _Table:
+        if self._table is None:
+            self._table = _Table(self.rows, self.vocab_size)
+        return self._table
 
     def count(self, row: int, tokens: Sequence[int]) -> None:
         """Tokens of a row that were checked and stand."""
@@ -136,11 +155,13 @@ class Sampler:
         if mask is not None:
             logits = mx.where(_expanded(mask, self.vocab_size), logits, -mx.inf)
         ranked = self._perturbed(logits, positions, table) if table.random else logits
-        tokens = mx.argmax(ranked, axis=-1).astype(mx.int32)
+        tokens = mx.argmax(ranked, axis=-1).view(mx.int32)
+        peaks = mx.max(raw, axis=-1)
         chosen, ids, scores = _logprobs(raw, tokens, table.num_top) if table.num_top is not None else (None, None, None)
-        ahead = _ahead(ranked, tokens) if gaps else None
-        tokens = mx.where(mx.isnan(mx.sum(raw, axis=-1)), NAN_TOKEN, tokens)
-        return Drawn(tokens, chosen, ids, scores, ahead)
+        if not gaps:
+            return Drawn(tokens, peaks, chosen, ids, scores)
+        best = peaks if ranked is raw else mx.max(ranked, axis=-1)
+        return Drawn(tokens, peaks, chosen, ids, scores, best, _second(ranked, tokens))
 
     def _penalise(self, logits: Any, table: _Table, counts: Sequence[Any]) -> Any:
         zero = mx.zeros((self.vocab_size,), mx.int32)
@@ -194,6 +215,7 @@ class _Table:
         self.penalised = [i for i, s in enumerate(rows) if s.penalised]
         self.num_top = max((s.logprobs for s in rows if s.logprobs is not None), default=None)
         self.bias = _bias(rows, vocab_size)
+        self.greedy = not self.random and not self.penalised and self.num_top is None and self.bias is None
         self._columns: dict[str, Any] = {}
 
     def column(self, name: str) -> Any:
@@ -233,10 +255,10 @@ def _counted(counts: tuple[Any, Any], token: Any) -> tuple[Any, Any]:
     return prompt, output.at[token].add(1)
 
 
-def _ahead(ranked: Any, tokens: Any) -> Any:
-    best = mx.take_along_axis(ranked, tokens[:, None], axis=-1)[:, 0]
-    others = mx.where(mx.arange(ranked.shape[-1])[None] == tokens[:, None], -mx.inf, ranked)
-    return best - mx.max(others, axis=-1)
+def _second(ranked: Any, tokens: Any) -> Any:
+    """float32 [n]: the greatest entry of each line beside the drawn one."""
+    others = mx.put_along_axis(ranked, tokens[:, None], mx.array(-mx.inf), axis=-1)
+    return mx.max(others, axis=-1)
 
 
 def _floors(scaled: Any, rows: Sequence[Sampling]) -> Any:

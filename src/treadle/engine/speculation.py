@@ -131,15 +131,16 @@ class Speculation:
         """Whether the step under way should be read before the next, because that one will probably bring drafts."""
         if not self._may(group):
             return False
+        terms = self._terms(group)
         rows = [row for row in group.rows if self._free(row, launched=1)]
-        expected = [self._expects(row, group) for row in rows]  # each is told, not only the first
+        expected = [self._expects(row, terms) for row in rows]  # each is told, not only the first
         return any(expected)
 
-    def _expects(self, row: Sequence, group: Group) -> bool:
+    def _expects(self, row: Sequence, terms: StepTerms) -> bool:
         assert row.speculator is not None
-        if self._lookup and row.speculator.foresees(self._terms(row, group, launched=1)):
+        if self._lookup and row.speculator.foresees(_limit(row, launched=1), terms):
             return True
-        return self._models(row, group) > 0
+        return self._models(row, terms) > 0
 
     def landed(self, group: Group) -> None:
         """The step that `foresees` wanted read was read."""
@@ -153,12 +154,14 @@ class Speculation:
         pending = any(row.pending > 1 for row in group.rows)
         drafts: dict[Sequence, Draft] = {}
         if self._may(group):
+            terms = self._terms(group)
             rows = [row for row in group.rows if self._free(row)]
             for row in rows:
-                draft = self._text_draft(row, group, LONG_MATCH if self._follows(row) else 0)
+                draft = self._text_draft(row, terms, LONG_MATCH if self._follows(row) else 0)
                 if draft is not None:
                     drafts[row] = draft
-            self._add_model_drafts(rows, group, drafts)
+            if self.following is not None:
+                self._add_model_drafts(rows, terms, drafts)
         for row in group.rows:
             if row.speculator is not None:
                 row.speculator.plain_next = False
@@ -195,14 +198,12 @@ class Speculation:
             and not speculator.plain_next
         )
 
-    def _terms(self, row: Sequence, group: Group, launched: int = 0, draft_s: float = 0.0) -> StepTerms:
+    def _terms(self, group: Group) -> StepTerms:
         """`group.drafting`: about so many of its rows bring drafts, as in its last checked step."""
         num_rows = len(group.rows)
-        limit = min(MOST_DRAFTS, row.room - row.num_generated - 1 - launched)
         riding = num_rows - min(num_rows, max(1, group.drafting))
         cost = self._cost_of(group.rows)
-        surcharge = draft_s + self._catching_up(cost, num_rows)
-        return StepTerms(cost, num_rows, riding, limit, surcharge, not self._recurrent)
+        return StepTerms(cost, num_rows, riding, self._catching_up(cost, num_rows), not self._recurrent)
 
     def _catching_up(self, cost: CostTable, num_rows: int) -> float:
         """Seconds per draft that a recurrent model loses by computing accepted tokens again, about every other time."""
@@ -213,28 +214,29 @@ class Speculation:
             return 0.0
         return max(0.0, wide - plain) / 8
 
-    def _text_draft(self, row: Sequence, group: Group, least: int) -> Draft | None:
+    def _text_draft(self, row: Sequence, terms: StepTerms, least: int) -> Draft | None:
         assert row.speculator is not None
-        terms = self._terms(row, group)
-        if terms.limit < 1:
+        limit = _limit(row)
+        if limit < 1:
             return None
         if row.matcher is not None and (tokens := row.matcher.forced()):
-            return row.speculator.forced(tokens, terms)
-        return row.speculator.lookup(terms, least) if self._lookup else None
+            return row.speculator.forced(tokens, limit, terms)
+        return row.speculator.lookup(limit, terms, least) if self._lookup else None
 
     def _follows(self, row: Sequence) -> bool:
         return self.following is not None and self.following.level(row)
 
-    def _models(self, row: Sequence, group: Group) -> int:
+    def _models(self, row: Sequence, terms: StepTerms) -> int:
         """How many tokens the draft model should propose for a row."""
         if self.following is None or not self.following.level(row):
             return 0
         assert row.speculator is not None
-        share = self.following.seconds / len(self.following.draft.keys) * len(group.rows)
-        return row.speculator.wants_model(self._terms(row, group, draft_s=share))
+        share = self.following.seconds / len(self.following.draft.keys) * terms.rows
+        dearer = terms._replace(surcharge_s=terms.surcharge_s + share)
+        return row.speculator.wants_model(_limit(row), dearer)
 
-    def _add_model_drafts(self, rows: Several[Sequence], group: Group, drafts: dict[Sequence, Draft]) -> None:
-        wanted = {row: n for row in rows if row not in drafts and (n := self._models(row, group))}
+    def _add_model_drafts(self, rows: Several[Sequence], terms: StepTerms, drafts: dict[Sequence, Draft]) -> None:
+        wanted = {row: n for row in rows if row not in drafts and (n := self._models(row, terms))}
         if wanted:
             nothing: dict[Sequence, tuple[int, ...]] = {}
             for row, made in self._tried(lambda following: following.drafts(wanted), nothing).items():
@@ -244,7 +246,7 @@ class Speculation:
                     self._agree(row, 0)
         for row in rows:  # a match too short to be trusted before the draft model was asked
             if row not in drafts and self._follows(row):
-                draft = self._text_draft(row, group, 0)
+                draft = self._text_draft(row, terms, 0)
                 if draft is not None:
                     drafts[row] = draft
 
@@ -308,3 +310,8 @@ class Speculation:
                 if row.speculator is not None:
                     row.speculator.control.lost(share)
         self._blamed = []
+
+
+def _limit(row: Sequence, launched: int = 0) -> int:
+    """Most drafts that a row may bring, after so many steps under way: its reply has room for no more."""
+    return min(MOST_DRAFTS, row.room - row.num_generated - 1 - launched)

@@ -10,11 +10,10 @@ what a token must not see is seen with a weight of 0, and 0 times no number is n
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(NamedTuple):
     """What stands of one row's step."""
 
     taken: int  # lines whose tokens stand, in order

@@ -30,6 +30,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import accumulate
 from math import sqrt
+from typing import NamedTuple
 
 from treadle.speculate.cost import MOST_WIDTH, CostTable
 from treadle.speculate.experience import Experience, Lane
@@ -232,8 +233,7 @@ class _Offer:
         return replace(self, drafts=self.room) if self.room > self.drafts else self
 
 
-@dataclass(frozen=True, slots=True)
-class _Round:
+class _Round(NamedTuple):
     """What the last `want` of a source was about."""
 
     lane: _Lane

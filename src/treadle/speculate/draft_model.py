@@ -81,10 +81,10 @@ class DraftModel(Generic[K]):
         positions = [known + size for known, size in zip(layers.lengths, sizes, strict=True)]
         logits = self._step(layers, mx.array(ids), sizes)
         last = logits[mx.arange(len(sizes)), mx.array([size - 1 for size in sizes])]
-        drawn = [self._draw(last, positions)]
+        drawn = [self.sampler.draw(last, positions).tokens]
         for i in range(1, count):
             logits = self._step(layers, drawn[-1][:, None], [1] * len(sizes))
-            drawn.append(self._draw(logits[:, -1], [p + i for p in positions]))
+            drawn.append(self.sampler.draw(logits[:, -1], [p + i for p in positions]).tokens)
         made: Any = mx.stack(drawn, axis=1).tolist()
         return {key: tuple(line) for key, line in zip(self.keys, made, strict=True)}
 
@@ -93,9 +93,6 @@ class DraftModel(Generic[K]):
         logits = self.model(ids, cache=layers.caches)
         layers.end()
         return logits
-
-    def _draw(self, logits: Any, positions: list[int]) -> Any:
-        return mx.maximum(self.sampler.draw(logits, positions).tokens, 0)
 
     def keep(self, key: K, length: int) -> None:
         """Take back what a row holds beyond `length` tokens."""

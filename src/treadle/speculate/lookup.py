@@ -10,7 +10,7 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,8 +29,7 @@ _MASK = (1 << 64) - 1
 _MULTIPLIER = 0x9E3779B97F4A7C15
 
 
-@dataclass(frozen=True, slots=True)
-class Proposal:
+class Proposal(NamedTuple):
     """Tokens that may follow, and the length of the match that the first of them rests on (0: none)."""
 
     tokens: tuple[int, ...] = ()
@@ -61,6 +60,10 @@ class NgramIndex:
     def extend(self, tokens: Sequence[int]) -> None:
         """Append accepted tokens. O(1) per token."""
         self._tokens.extend(tokens)
+
+    def tail(self, count: int) -> list[int]:
+        """The last tokens."""
+        return self._tokens[-count:].tolist()
 
     def propose(self, k: int, ahead: Sequence[int] = ()) -> Proposal:
         """Up to `k` tokens that may follow the sequence and `ahead`, which is not kept.

@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from treadle.speculate.accept import Verdict
 from treadle.speculate.control import Control, Source
 from treadle.speculate.cost import CostTable
 from treadle.speculate.experience import Experience
-from treadle.speculate.lookup import SHORTEST_SHARED, NgramIndex, Proposal, RecentReplies
+from treadle.speculate.lookup import LONGEST, SHORTEST_SHARED, NgramIndex, Proposal, RecentReplies
 from treadle.types import Ids
 
 
-@dataclass(frozen=True, slots=True)
-class Draft:
+class Draft(NamedTuple):
     """A proposed continuation and where it is from."""
 
     tokens: tuple[int, ...]
     source: Source
 
 
-@dataclass(frozen=True, slots=True)
-class StepTerms:
-    """What a step would cost a row that brings drafts."""
+class StepTerms(NamedTuple):
+    """What a step would cost each of its rows that brings drafts."""
 
     cost: CostTable
     rows: int  # of the step
     riding: int  # rows that pay for a wider step without drafts of their own
-    limit: int  # most drafts
     surcharge_s: float = 0.0  # per draft, beyond the step itself
     padded: bool = True  # whether the step may be padded to a cheaper width
 
@@ -47,38 +44,36 @@ class Speculator:
         self.accepted = 0
         self.plain_next = False  # a line was too close to call: the next step is without drafts
         self._index = NgramIndex(tokens, barred)
-        self._recent = tokens[-16:].tolist()
         self._replies = replies
         self._expected: tuple[int, int] | None = None  # the token that drafts wait for, and the length of the match
 
     def extend(self, token: int) -> None:
-        self._index.extend([token])
-        self._recent = [*self._recent[-15:], token]
+        self._index.extend((token,))
 
-    def forced(self, tokens: list[int], terms: StepTerms) -> Draft | None:
-        """Drafts from the only continuation that a grammar spells."""
-        return self._wanted(Source.FORCED, Proposal(tuple(tokens)), terms)
+    def forced(self, tokens: list[int], limit: int, terms: StepTerms) -> Draft | None:
+        """Up to `limit` drafts, as below, from the only continuation that a grammar spells."""
+        return self._wanted(Source.FORCED, Proposal(tuple(tokens)), limit, terms)
 
-    def lookup(self, terms: StepTerms, least: int = 0) -> Draft | None:
+    def lookup(self, limit: int, terms: StepTerms, least: int = 0) -> Draft | None:
         """Drafts from what the text, or a recent reply, already said, if the match is at least `least` long."""
-        proposal = self._proposal(terms.limit)
-        return self._wanted(Source.LOOKUP, proposal, terms) if proposal.matched >= least else None
+        proposal = self._proposal(limit)
+        return self._wanted(Source.LOOKUP, proposal, limit, terms) if proposal.matched >= least else None
 
-    def wants_model(self, terms: StepTerms) -> int:
+    def wants_model(self, limit: int, terms: StepTerms) -> int:
         """How many tokens a draft model should propose."""
-        return self._number(Source.DRAFT, 0, terms.limit, terms)
+        return self._number(Source.DRAFT, 0, limit, terms)
 
-    def foresees(self, terms: StepTerms) -> bool:
+    def foresees(self, limit: int, terms: StepTerms) -> bool:
         """Whether drafts will be worth while if the token under way is the one that lookup expects.
 
         Then it is read before the next step, which costs the overlap; `landed` tells whether that was right.
         """
         self._expected = None
-        proposal = self._proposal(terms.limit + 1)
+        proposal = self._proposal(limit + 1)
         if len(proposal.tokens) < 2:
             return False
         rest = Proposal(proposal.tokens[1:], proposal.matched)
-        if self._wanted(Source.LOOKUP, rest, terms) is None:
+        if self._wanted(Source.LOOKUP, rest, limit, terms) is None:
             return False
         self._expected = proposal.tokens[0], proposal.matched
         return True
@@ -103,11 +98,11 @@ class Speculator:
         own = self._index.propose(limit)
         if own.matched >= SHORTEST_SHARED or self._replies is None:
             return own
-        shared = self._replies.propose(limit, self._recent)
+        shared = self._replies.propose(limit, self._index.tail(LONGEST))
         return shared if shared.matched else own
 
-    def _wanted(self, source: Source, proposal: Proposal, terms: StepTerms) -> Draft | None:
-        limit = min(terms.limit, len(proposal.tokens))
+    def _wanted(self, source: Source, proposal: Proposal, limit: int, terms: StepTerms) -> Draft | None:
+        limit = min(limit, len(proposal.tokens))
         wanted = self._number(source, proposal.matched, limit, terms) if limit > 0 else 0
         return Draft(proposal.tokens[:wanted], source) if wanted else None
 
