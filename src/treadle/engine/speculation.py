@@ -263,10 +263,9 @@ class Speculation:
         """What stands of a checked step, row by row."""
         verdicts = []
         for row, draft, line in zip(flight.rows, flight.drafts, found, strict=True):
-            gaps = [e.gap for e in line if e.gap is not None] if self.noise and draft else None  # all have one then
-            room = row.room - row.num_generated
-            drawn = [e.token for e in line]
-            verdicts.append(judge(draft, drawn, gaps, self.noise, row.request.stop_ids, room))
+            drawn, _, gaps = zip(*line, strict=True)
+            told = gaps if self.noise and draft else None  # all have one then
+            verdicts.append(judge(draft, drawn, told, self.noise, row.request.stop_ids, row.room - row.num_generated))
         return verdicts
 
     def settle(self, plan: Plan, flight: Flight, verdicts: Several[Verdict], seconds: float) -> None:
@@ -281,7 +280,8 @@ class Speculation:
                 self.counters.settled(draft.source, verdict.judged, verdict.matched)
                 self.counters.rewinds += len(draft.tokens) > verdict.kept
             self.counters.ties += verdict.tie
-            self._agree(row, verdict.kept if draft is not None and draft.source is Source.DRAFT else 0)
+            if self.following is not None:
+                self._agree(row, verdict.kept if draft is not None and draft.source is Source.DRAFT else 0)
         with_drafts = [v.matched for row, v in zip(flight.rows, verdicts, strict=True) if row in plan.drafts]
         self.counters.verified(with_drafts, sum(v.taken for v in verdicts), seconds)
         self._cost_of(flight.rows).observe(len(flight.rows) * max(flight.fed), seconds)

@@ -30,6 +30,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import accumulate
 from math import sqrt
+from operator import mul
 from typing import NamedTuple
 
 from treadle.speculate.cost import MOST_WIDTH, CostTable
@@ -271,14 +272,10 @@ class _Lane:
         mean = self._mean()
         certain = self.weight + sum(self.trials) + (0 if self.tried else self.shared.weight)
         mean = min(1.0, mean + _DOUBT * sqrt(mean * (1 - mean) / certain))
-        alive, survival = 1.0, []
-        for i in range(count):
-            if i < len(self.hits):
-                alive *= (_POOL_WEIGHT * mean + self.hits[i]) / (_POOL_WEIGHT + self.trials[i])
-            else:
-                alive *= mean
-            survival.append(alive)
-        return survival
+        known = zip(self.hits[:count], self.trials, strict=False)
+        chances = [(_POOL_WEIGHT * mean + hits) / (_POOL_WEIGHT + trials) for hits, trials in known]
+        chances += [mean] * (count - len(chances))
+        return list(accumulate(chances, mul))
 
     def due(self, now: int) -> bool:
         """Whether an idle lane may probe."""
