@@ -73,4 +73,8 @@ def _script(args: argparse.Namespace) -> None:
 
 def _steps(args: argparse.Namespace) -> None:
     subject = subject_of("random:instant")
-    report("speculate: milliseconds a step", [step_case(subject, rows) for rows in (1, 4)], model=subject.name)
+    report(
+        "speculate: milliseconds a step",
+        [step_case(subject, rows, 2 * args.rounds) for rows in (1, 4)],
+        model=subject.name,
+    )

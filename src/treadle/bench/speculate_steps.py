@@ -70,7 +70,7 @@ class Eager(Scripted):
     right = RIGHT
 
 
-def step_case(subject: Subject, rows: int, rounds: int = 5) -> Mapping[str, Any]:
+def step_case(subject: Subject, rows: int, rounds: int) -> Mapping[str, Any]:
     """Milliseconds: medians of the quietest round, both kinds by turns.
 
     `host` is what the loop's own thread computed, forward alone the building of its graph. Where other programs want
