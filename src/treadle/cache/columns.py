@@ -280,18 +280,15 @@ class BatchColumns:
         """Take the last `n` tokens of a row back; columns free for all rows are reused."""
         if n == 0:
             return
-        length = self.lengths[row] - n
-        line = self.table[row, : self.index]
+        line, length = self.table[row, : self.index], self.lengths[row] - n
         end = self._begun + (self._counts[row] if row < len(self._counts) else 0)
         first = end - n  # the last step wrote them there, if nothing moved: later tokens stand further right
-        if first >= 0 and end <= self.index and line[first] == length and line[end - 1] == length + n - 1:
-            line[first:end] = FREE
-        else:
+        if first < 0 or end > self.index or line[first] != length or line[end - 1] != length + n - 1:
             gone = np.flatnonzero((line >= length) & (line != FREE))
             if len(gone) != n:
                 raise ValueError(f"cannot rewind {n} tokens: only {len(gone)} are held")
-            line[gone] = FREE
             first, end = int(gone[0]), int(gone[-1]) + 1
+        line[first:end] = FREE
         self.lengths[row] = length
         while end >= self.index > 0 and (self.table[:, self.index - 1] == FREE).all():
             self.index -= 1
