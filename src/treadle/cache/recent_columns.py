@@ -157,6 +157,7 @@ class BatchRecent(BatchColumns):
         self.recent = recent
         self.packed_of: list[int] = []
         self._due: list[Due] = []
+        self._read = 0  # packed tokens that the step under way reads
 
     partial = True
 
@@ -165,7 +166,10 @@ class BatchRecent(BatchColumns):
 
     @property
     def read_packed(self) -> int:
-        counts = self._counts if self._width else [1] * self.num_rows
+        return self._read if self._width else self._furthest([1] * self.num_rows)
+
+    def _furthest(self, counts: Sequence[int]) -> int:
+        """The greatest edge of the last queries of all rows in a step of so many tokens."""
         return max((self.edge(n + max(c, 1) - 1) for n, c in zip(self.lengths, counts, strict=True)), default=0)
 
     @property
@@ -190,6 +194,7 @@ class BatchRecent(BatchColumns):
 
     def begin(self, counts: Sequence[int]) -> None:
         super().begin(counts)
+        self._read = self._furthest(counts)  # asked several times in every layer
         self._due = [due for row, count in enumerate(counts) if (due := self._due_of(row, count)) is not None]
 
     def _due_of(self, row: int, count: int) -> Due | None:
