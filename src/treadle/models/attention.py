@@ -112,12 +112,14 @@ def attention_over(original: Callable[..., Any], cut: bool = False) -> Callable[
 def _over_rows(queries: Any, keys: Any, values: Any, cache: Rows, scale: float, mask: Any, cut: bool) -> Any:
     """None where MLX's own attention is as good or has to do."""
     n, columns = queries.shape[2], cache.columns
+    if n == 1 and isinstance(columns, SoloColumns):
+        return None  # exact slices: nothing is quicker, and this is asked in every layer of every step
     own = keys.shape[1] == cache.keys.shape[1] and keys.shape[3] == cache.keys.shape[3]  # attends to its cache as it is
     if n <= MOST_QUERIES and own and suits(queries, cache.keys, cache.values):
-        seen = _seen(cache, n, mask, cut)
+        seen = _seen(cache, mask, cut)
         if seen is not None:
             return few_queries(queries, cache.keys, cache.values, seen, scale, columns.read_to)
-    if n == 1 or not isinstance(mask, str) or not isinstance(columns, SoloColumns):
+    if not isinstance(mask, str) or not isinstance(columns, SoloColumns):
         return None
     if queries.shape[1] * n * keys.shape[2] <= MOST_SCORES:
         return unfused(queries, keys, values, scale)
@@ -144,12 +146,12 @@ def _over_packed(queries: Any, keys: Any, values: Any, cache: PackedRows, scale:
     return few_queries_packed(queries, own, packed, seen, scale, cache.columns.read_packed)
 
 
-def _seen(cache: Rows, n: int, mask: Any, cut: bool) -> tuple[Any, Any, Any] | None:
+def _seen(cache: Rows, mask: Any, cut: bool) -> tuple[Any, Any, Any] | None:
     """The kernel's view of what `mask` lets this step see; None where MLX's own attention is as good or has to do."""
     columns = cache.columns
     if isinstance(columns, BatchColumns):
         return None if mask is None or isinstance(mask, str) else columns.view_of(mask, cut)
-    return columns.view(cache.keys.shape[2]) if n > 1 and isinstance(mask, str) else None
+    return columns.view(cache.keys.shape[2]) if isinstance(mask, str) else None
 
 
 def install(model: nn.Module) -> int:
