@@ -14,6 +14,7 @@ from treadle.bench.drive import loop_of, random_request
 from treadle.bench.report import report
 from treadle.bench.roofline import Work
 from treadle.bench.shapes import Subject, plain_of, subject_of
+from treadle.bench.values import positive
 from treadle.types import Request
 
 WARM = 4  # steps of all rows before the clock starts
@@ -23,10 +24,10 @@ SPARE = 16  # tokens that each row may make per prompt that is prefilled beside 
 def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="treadle.bench batch", description=__doc__)
     parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--streams", type=int, nargs="+", default=[1, 2, 4, 8])
-    parser.add_argument("--prompt", type=int, default=32)
-    parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--streams", type=positive, nargs="+", default=[1, 2, 4, 8])
+    parser.add_argument("--prompt", type=positive, default=32)
+    parser.add_argument("--tokens", type=positive, default=64)
+    parser.add_argument("--rounds", type=positive, default=2)
     args = parser.parse_args(argv)
     subject, plain = subject_of(args.model), plain_of(args.model)
     limit, work = roofline.measured(), Work.of(subject, plain)

@@ -27,6 +27,7 @@ import numpy as np
 from treadle import system
 from treadle.bench.drive import loop_of, random_request, run
 from treadle.bench.report import report
+from treadle.bench.values import positive
 from treadle.models.sources import resolve
 from treadle.native import build
 
@@ -54,9 +55,9 @@ print(json.dumps(found))
 def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="treadle.bench cpu", description=__doc__)
     parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--prompt", type=int, nargs="+", default=[100, 1500])
-    parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--prompt", type=positive, nargs="+", default=[100, 1500])
+    parser.add_argument("--tokens", type=positive, default=64)
+    parser.add_argument("--rounds", type=positive, default=3)
     parser.add_argument("--llama-python", help="a Python that can import llama_cpp")
     parser.add_argument("--busy", type=int, default=0, help="other processes that compute meanwhile")
     parser.add_argument("--only", nargs="+", choices=(OURS, DENSE, MLX_LM, LLAMA), help="measure these, ours with them")

@@ -15,14 +15,15 @@ from treadle.bench.drive import loop_of, random_request, run
 from treadle.bench.report import report
 from treadle.bench.roofline import Roofline, Work
 from treadle.bench.shapes import Subject, plain_of, subject_of
+from treadle.bench.values import positive
 
 
 def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="treadle.bench decode", description=__doc__)
     parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--prompt", type=int, nargs="+", default=[100, 1000])
-    parser.add_argument("--tokens", type=int, default=96)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--prompt", type=positive, nargs="+", default=[100, 1000])
+    parser.add_argument("--tokens", type=positive, default=96)
+    parser.add_argument("--rounds", type=positive, default=3)
     args = parser.parse_args(argv)
     subject, plain = subject_of(args.model), plain_of(args.model)
     limit, work = roofline.measured(), Work.of(subject, plain)

@@ -23,6 +23,7 @@ from typing import Any
 import httpx
 
 from treadle.bench.report import report
+from treadle.bench.values import positive
 
 KINDS = ("chat", "edit", "json", "summary")
 START_S = 300.0
@@ -76,7 +77,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--speculation", default="auto", choices=("auto", "lookup", "draft"))
     parser.add_argument("--prompts", type=int, default=50)
-    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--tokens", type=positive, default=128)
     args = parser.parse_args(argv)
     asked = [request(i, args.tokens) for i in range(args.prompts)]
     plain, _ = answers(args.model, "off", asked)

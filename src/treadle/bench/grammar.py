@@ -20,6 +20,7 @@ import numpy as np
 
 from treadle.bench.report import report
 from treadle.bench.schemas import Schema, random_schema
+from treadle.bench.values import positive
 from treadle.config import Config
 from treadle.engine.engine import Engine
 from treadle.engine.sampling import Sampler
@@ -49,9 +50,9 @@ def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="treadle.bench grammar", description=__doc__)
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--schemas", type=int, default=200)
-    parser.add_argument("--rows", type=int, default=6, help="rows with a grammar at a time")
+    parser.add_argument("--rows", type=positive, default=6, help="rows with a grammar at a time")
     parser.add_argument("--free", type=int, default=2, help="rows without one beside them")
-    parser.add_argument("--tokens", type=int, default=400)
+    parser.add_argument("--tokens", type=positive, default=400)
     args = parser.parse_args(argv)
     source = resolve(args.model)
     engine = Engine(lambda: load_model(source, None), Config(max_rows=args.rows + args.free, max_waiting=args.schemas))

@@ -30,6 +30,7 @@ from treadle.bench.drive import loop_of, run
 from treadle.bench.report import report
 from treadle.bench.roofline import Work
 from treadle.bench.shapes import Subject, plain_of, subject_of
+from treadle.bench.values import positive
 from treadle.config import Config
 from treadle.engine.engine import Engine
 from treadle.models.load import LoadedModel
@@ -62,8 +63,8 @@ print(json.dumps({"seconds": time.perf_counter() - first, "events": count}))
 def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="treadle.bench http", description=__doc__)
     parser.add_argument("--model", default="random:instant")
-    parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32])
-    parser.add_argument("--tokens", type=int, default=400)
+    parser.add_argument("--streams", type=positive, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--tokens", type=positive, default=400)
     args = parser.parse_args(argv)
     if not args.model.startswith("random:"):
         parser.error("--model must be random:SHAPE[:BITS], whose replies end at --tokens and not before")

@@ -22,6 +22,7 @@ from treadle.bench import roofline
 from treadle.bench.report import report
 from treadle.bench.roofline import Work
 from treadle.bench.shapes import Subject, plain_of, subject_of
+from treadle.bench.values import positive
 from treadle.cache.formats import parse
 from treadle.cache.layers import Layers
 from treadle.models.capabilities import new_layers
@@ -37,8 +38,8 @@ BF16_BYTES = 2
 def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="treadle.bench kv", description=__doc__)
     parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--context", type=int, default=4096)
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--context", type=positive, default=4096)
+    parser.add_argument("--steps", type=positive, default=40)
     parser.add_argument("--bits", nargs="+", default=["16", "8", "8/4", "4"])
     parser.add_argument("--prefill", type=int, default=0)
     args = parser.parse_args(argv)

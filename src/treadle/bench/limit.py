@@ -22,6 +22,7 @@ import mlx.core as mx
 from treadle.bench.drive import random_request
 from treadle.bench.report import report
 from treadle.bench.shapes import Subject, subject_of
+from treadle.bench.values import positive
 from treadle.config import Config
 from treadle.engine.device import claim
 from treadle.engine.loop import Loop
@@ -38,7 +39,7 @@ def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="treadle.bench limit", description=__doc__)
     parser.add_argument("--model", default="random:wide")
     parser.add_argument("--prompts", type=int, default=200)
-    parser.add_argument("--context", type=int, default=4096)
+    parser.add_argument("--context", type=positive, default=4096)
     parser.add_argument("--cache-gb", type=float, default=1.0)
     args = parser.parse_args(argv)
     mx.random.seed(0)

@@ -19,6 +19,7 @@ from treadle.bench.drive import loop_of, random_request, run
 from treadle.bench.report import report
 from treadle.bench.roofline import Work
 from treadle.bench.shapes import Subject, plain_of, subject_of
+from treadle.bench.values import positive
 from treadle.models.capabilities import forward, new_layers
 
 CHUNK = 512
@@ -28,9 +29,9 @@ WARM = 8  # tokens before the clock starts
 def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="treadle.bench overhead", description=__doc__)
     parser.add_argument("--model", default="random:tiny")
-    parser.add_argument("--prompt", type=int, default=100)
-    parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--prompt", type=positive, default=100)
+    parser.add_argument("--tokens", type=positive, default=128)
+    parser.add_argument("--rounds", type=positive, default=3)
     args = parser.parse_args(argv)
     if args.tokens <= WARM + 1:
         parser.error(f"--tokens must be more than {WARM + 1}")

@@ -15,13 +15,14 @@ import numpy as np
 from treadle.bench.drive import loop_of, random_request
 from treadle.bench.report import report
 from treadle.bench.shapes import Subject, subject_of
+from treadle.bench.values import positive
 
 
 def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="treadle.bench pace", description=__doc__)
     parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--prompt", type=int, default=60_000)
-    parser.add_argument("--tokens", type=int, default=200)
+    parser.add_argument("--prompt", type=positive, default=60_000)
+    parser.add_argument("--tokens", type=positive, default=200)
     args = parser.parse_args(argv)
     subject = subject_of(args.model)
     length = min(args.prompt, subject.caps.context_length - 8)

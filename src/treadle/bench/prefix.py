@@ -22,6 +22,7 @@ from treadle.bench.drive import loop_of, run
 from treadle.bench.report import report
 from treadle.bench.roofline import Roofline, Work
 from treadle.bench.shapes import Subject, plain_of, subject_of
+from treadle.bench.values import positive
 from treadle.cache.budget import Budget
 from treadle.cache.store import Settings, Store
 from treadle.cache.tree import Tree
@@ -37,7 +38,7 @@ BRANCHES = 8
 def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="treadle.bench prefix", description=__doc__)
     parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--context", type=int, nargs="+", default=[1024, 4096])
+    parser.add_argument("--context", type=positive, nargs="+", default=[1024, 4096])
     args = parser.parse_args(argv)
     subject, plain = subject_of(args.model), plain_of(args.model)
     contexts = [n for n in args.context if n + 256 < subject.caps.context_length]

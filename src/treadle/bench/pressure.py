@@ -24,6 +24,7 @@ from treadle.bench.drive import random_request
 from treadle.bench.limit import in_float32
 from treadle.bench.report import report
 from treadle.bench.shapes import Subject, subject_of
+from treadle.bench.values import positive
 from treadle.cache.budget import Budget
 from treadle.cache.formats import least
 from treadle.cache.store import Settings, Store
@@ -45,9 +46,9 @@ SAMPLE_S = 0.05
 def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="treadle.bench pressure", description=__doc__)
     parser.add_argument("--model", default="random:deep")
-    parser.add_argument("--sequences", type=int, default=8)
-    parser.add_argument("--prompt", type=int, default=2048)
-    parser.add_argument("--reply", type=int, default=512)
+    parser.add_argument("--sequences", type=positive, default=8)
+    parser.add_argument("--prompt", type=positive, default=2048)
+    parser.add_argument("--reply", type=positive, default=512)
     parser.add_argument("--need", type=float, default=1.3)
     args = parser.parse_args(argv)
     mx.random.seed(0)

@@ -22,6 +22,7 @@ import mlx.core as mx
 import numpy as np
 
 from treadle.bench.report import report
+from treadle.bench.values import positive
 from treadle.cache.layers import Layers
 from treadle.cache.quantise import Packed, Scheme, pack, scheme_for
 from treadle.models.capabilities import forward, new_layers
@@ -56,7 +57,7 @@ FORMS = (
 def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="treadle.bench quantise", description=__doc__)
     parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--tokens", type=int, default=600)
+    parser.add_argument("--tokens", type=positive, default=600)
     parser.add_argument("--tail", type=int, default=100)
     parser.add_argument("--chunk", type=int, default=100)
     args = parser.parse_args(argv)

@@ -31,6 +31,7 @@ from treadle.bench.rival_servers import RIVALS, START_S, Rival, started, version
 from treadle.bench.serve_load import Sample, Target, measure
 from treadle.bench.serve_report import per_token
 from treadle.bench.serve_workloads import Conversation, conversations
+from treadle.bench.values import positive
 from treadle.errors import TreadleError
 from treadle.models.sources import ResolvedSource, resolve
 
@@ -44,10 +45,10 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--only", nargs="+", choices=names, default=names)
     parser.add_argument("--python", action="append", default=[], metavar="NAME=PATH", help="interpreter of a server")
-    parser.add_argument("--tokens", type=int, default=64, help="of a reply")
+    parser.add_argument("--tokens", type=positive, default=64, help="of a reply")
     parser.add_argument("--words", type=int, default=400, help="of the long system message")
-    parser.add_argument("--streams", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--streams", type=positive, default=4)
+    parser.add_argument("--rounds", type=positive, default=2)
     parser.add_argument("--start-s", type=float, default=START_S, help="longest time until a server answers")
     args = parser.parse_args(argv)
     pythons = dict(pair.partition("=")[::2] for pair in args.python)

@@ -13,6 +13,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 
 from treadle import system
+from treadle.errors import LoadError
 from treadle.models.capabilities import describe
 from treadle.models.placement import DENSE_SHARE, FLOAT32_BYTES
 from treadle.models.tune import tune
@@ -209,6 +210,8 @@ def _kept(shape: str, bits: int | None) -> Weights:
 
 def _shape(name: str) -> tuple[str, int | None]:
     _, shape, *bits = name.split(":")
+    if shape not in SHAPES or bits not in ([], ["4"], ["8"]):
+        raise LoadError(f"{name!r} is none of random:SHAPE[:4|8], with SHAPE one of {', '.join(SHAPES)}")
     return shape, int(bits[0]) if bits else None
 
 

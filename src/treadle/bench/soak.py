@@ -22,6 +22,7 @@ import numpy as np
 
 from treadle.bench.report import report
 from treadle.bench.shapes import Subject, subject_of
+from treadle.bench.values import positive
 from treadle.config import Config
 from treadle.engine.device import claim
 from treadle.engine.loop import Loop
@@ -46,10 +47,10 @@ MB = 1e6
 def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="treadle.bench soak", description=__doc__)
     parser.add_argument("--model", default="random:tiny")
-    parser.add_argument("--requests", type=int, default=2000)
-    parser.add_argument("--rows", type=int, default=8)
+    parser.add_argument("--requests", type=positive, default=2000)
+    parser.add_argument("--rows", type=positive, default=8)
     parser.add_argument("--longest", type=int, default=600, help="most tokens of a new prompt")
-    parser.add_argument("--tokens", type=int, default=48, help="most tokens of a reply")
+    parser.add_argument("--tokens", type=positive, default=48, help="most tokens of a reply")
     parser.add_argument("--cache-gb", type=float, default=0.02, help="small, so that it is full after the warm-up")
     args = parser.parse_args(argv)
     subject = subject_of(args.model)

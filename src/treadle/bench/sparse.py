@@ -24,6 +24,7 @@ from treadle.bench.needles import NAMES, needle_in
 from treadle.bench.quantise import documentation
 from treadle.bench.report import report
 from treadle.bench.shapes import Subject, subject_of
+from treadle.bench.values import positive
 from treadle.cache.budget import Budget
 from treadle.cache.store import Settings, Store
 from treadle.config import Config
@@ -51,10 +52,10 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--part", choices=["speed", "quality", "both"], default="both")
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--small", default="random:tiny")
-    parser.add_argument("--context", type=int, nargs="+", default=[1024, 4096])
+    parser.add_argument("--context", type=positive, nargs="+", default=[1024, 4096])
     parser.add_argument("--keep", type=float, nargs="+", default=[0.2, 0.3, 0.5])
     parser.add_argument("--texts", type=int, default=6)
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--rounds", type=positive, default=2)
     parser.add_argument("--sight", type=int, default=SIGHT, help="quality: tokens that it looks back while it reads")
     args = parser.parse_args(argv)
     if args.part != "speed" and args.model.startswith("random:"):

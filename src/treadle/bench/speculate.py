@@ -12,6 +12,7 @@ from treadle.bench.shapes import subject_of
 from treadle.bench.speculate_script import Stage, scripted_case
 from treadle.bench.speculate_steps import step_case
 from treadle.bench.speculate_text import LENGTHS, Bench
+from treadle.bench.values import positive, share
 
 PARTS = ("text", "script", "steps")
 
@@ -20,11 +21,11 @@ def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="treadle.bench speculate", description=__doc__)
     parser.add_argument("--part", choices=PARTS, nargs="+", default=PARTS)
     parser.add_argument("--model", default=None, help="of text (smollm2) and script (random:tiny)")
-    parser.add_argument("--accept", type=float, nargs="+", default=[0.8, 0.0], help="script: share of right drafts")
-    parser.add_argument("--context", type=int, nargs="+", default=[1024], help="script: tokens of the prompt")
-    parser.add_argument("--rows", type=int, nargs="+", default=[1], help="script: rows that decode together")
-    parser.add_argument("--tokens", type=int, default=192, help="per row and run")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--accept", type=share, nargs="+", default=[0.8, 0.0], help="script: share of right drafts")
+    parser.add_argument("--context", type=positive, nargs="+", default=[1024], help="script: tokens of the prompt")
+    parser.add_argument("--rows", type=positive, nargs="+", default=[1], help="script: rows that decode together")
+    parser.add_argument("--tokens", type=positive, default=192, help="per row and run")
+    parser.add_argument("--rounds", type=positive, default=3)
     parser.add_argument("--draft", choices=("none", "self"), default="none", help="text: the model as its own draft")
     parser.add_argument("--length", choices=LENGTHS, nargs="+", default=list(LENGTHS), help="text: of the prompts")
     parser.add_argument("--noise", type=float, default=None, help="script: logits this close are a tie; 0: none are")

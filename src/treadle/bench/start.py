@@ -26,6 +26,7 @@ from statistics import median
 from typing import Any
 
 from treadle.bench.report import report
+from treadle.bench.values import positive
 from treadle.models import calibration
 from treadle.models.folders import cache_folder
 
@@ -42,10 +43,8 @@ BODY = {
 def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="treadle.bench start", description=__doc__)
     parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--runs", type=int, default=3, help="of each kind")
+    parser.add_argument("--runs", type=positive, default=3, help="of each kind")
     args = parser.parse_args(argv)
-    if args.runs < 1:
-        parser.error("--runs must be at least 1")
     cold, known = [], []
     with _own_cache() as place:
         start(args.model, place)
