@@ -17,7 +17,7 @@ from treadle.engine.loop import Loop
 from treadle.engine.speculation import Speculation
 from treadle.models.capabilities import new_layers
 from treadle.speculate.cost import FIRST_AGE, SHORT
-from treadle.types import Request, Sampling
+from treadle.types import EXACT, Request, Sampling
 
 
 class Echo(HashModel):
@@ -65,6 +65,18 @@ def test_a_longer_context_has_prices_of_its_own() -> None:
     run.until_idle()
     assert speculation.cost.at(SHORT).plain(1) is not None
     assert speculation.cost.plain(1) is None
+
+
+def test_rows_held_in_another_way_have_prices_of_their_own() -> None:
+    run, speculation, request, model = echo_run(40)
+    run.loop.submit(replace(request, kv=EXACT))
+    run.until_idle()
+    assert speculation.counters.rounds > 0 and run.text("x") == slow_twin(model, request, 4 * SHORT)
+    assert speculation.cost.observed() == ({}, {})
+    run.loop.submit(replace(request, id="y"))
+    run.until_idle()
+    plain, verified = speculation.cost.observed()
+    assert plain and verified
 
 
 class Noted:

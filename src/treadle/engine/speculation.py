@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Several
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -22,7 +23,7 @@ from treadle.speculate.experience import Experience
 from treadle.speculate.lookup import RecentReplies
 from treadle.speculate.speculator import Draft, Speculator, StepTerms
 from treadle.speculate.telemetry import SpeculationCounters
-from treadle.types import Batching, Caps, LayerKind
+from treadle.types import Batching, Caps, KvFormat, LayerKind
 
 log = logging.getLogger("treadle.engine")
 T = TypeVar("T")
@@ -72,6 +73,7 @@ class Speculation:
         self._recurrent = LayerKind.STATE in caps.layers
         self._replies = RecentReplies(REPLY_TOKENS, barred)
         self._experience = Experience(WARM_UP, PROBE_EVERY)
+        self._costs: dict[KvFormat, CostTable] = {}
         self._planning_s = 0.0
         self._blamed: list[Sequence] = []  # rows for whose sake the device has had nothing to do since `_idle_since`
         self._idle_since = 0.0
@@ -186,7 +188,11 @@ class Speculation:
         return not self._cost_of(group.rows).plain_due(len(group.rows))
 
     def _cost_of(self, rows: Several[Sequence]) -> CostTable:
-        return self.cost.at(sum(row.computed for row in rows))
+        """Rows held in another way than the model's have prices of their own, which begin as those of the model's."""
+        kv = rows[0].kv if rows else None
+        if kv is not None and kv not in self._costs:
+            self._costs[kv] = deepcopy(self.cost)
+        return (self.cost if kv is None else self._costs[kv]).at(sum(row.computed for row in rows))
 
     def _free(self, row: Sequence, launched: int = 0) -> bool:
         """Whether a row may bring drafts."""
