@@ -25,7 +25,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--context", type=positive, nargs="+", default=[1024], help="script: tokens of the prompt")
     parser.add_argument("--rows", type=positive, nargs="+", default=[1], help="script: rows that decode together")
     parser.add_argument("--tokens", type=positive, default=192, help="per row and run")
-    parser.add_argument("--rounds", type=positive, default=3)
+    parser.add_argument("--rounds", type=positive, default=3, help="by turns; steps are short: twice as many")
     parser.add_argument("--draft", choices=("none", "self"), default="none", help="text: the model as its own draft")
     parser.add_argument("--length", choices=LENGTHS, nargs="+", default=list(LENGTHS), help="text: of the prompts")
     parser.add_argument("--noise", type=float, default=None, help="script: logits this close are a tie; 0: none are")

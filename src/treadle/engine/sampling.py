@@ -30,8 +30,8 @@ class Drawn:
     logprobs: Any = None  # float32 [n]: of the drawn token, before temperature and filters
     top_ids: Any = None  # int32 [n, k], best first
     top_logprobs: Any = None  # float32 [n, k]
-    best: Any = None  # float32 [n]: the drawn token's rank, and the next best one's, in logits; None: not asked
-    second: Any = None
+    best: Any = None  # float32 [n]: what the drawn token was chosen for, in logits; None: not asked
+    second: Any = None  # float32 [n]: the same of the next best
 
     def arrays(self) -> list[Any]:
         mine = (self.tokens, self.peaks, self.logprobs, self.top_ids, self.top_logprobs, self.best, self.second)

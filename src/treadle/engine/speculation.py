@@ -73,7 +73,7 @@ class Speculation:
         self._recurrent = LayerKind.STATE in caps.layers
         self._replies = RecentReplies(REPLY_TOKENS, barred)
         self._experience = Experience(WARM_UP, PROBE_EVERY)
-        self._costs: dict[KvFormat, CostTable] = {}
+        self._costs: dict[KvFormat, CostTable] = {}  # of rows in other formats than the model's
         self._planning_s = 0.0
         self._blamed: list[Sequence] = []  # rows for whose sake the device has had nothing to do since `_idle_since`
         self._idle_since = 0.0
