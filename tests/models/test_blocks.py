@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from tests.models.test_rope import LLAMA3
 from tests.tiny import CONFIGS, built
 from treadle.cache.layers import Layers
+from treadle.models import blocks
 from treadle.models import compile as compiling
 from treadle.models.blocks import SINGLE, Traces, layers_of, turn_of
 from treadle.models.capabilities import forward, new_layers
@@ -102,6 +103,34 @@ def test_logits_stay_the_same_alone_and_in_batches_with_joins_and_leaves(name: s
             elif what == "drop":
                 own[0].drop(value)
         rows += {"join": 1, "drop": -1, "step": 0}[what]
+
+
+@pytest.mark.parametrize("bits", [None, 4], ids=["dense", "4 bits"])
+@pytest.mark.parametrize("name", ["llama", "llama with biases", "qwen2", "qwen3"])
+def test_one_row_through_products_that_take_along_what_lies_around_them(
+    name: str, bits: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = set()
+
+    def product(layer: Any, x: Any, norm: Any = None, eps: float = 0.0, gated: bool = False, added: Any = None) -> Any:
+        row = x.reshape(1, -1)
+        row = row if norm is None else mx.fast.rms_norm(row, norm, eps)
+        found = type(layer).__base__.__call__(layer, row) if bits else layer(row)
+        taken.add((norm is not None, gated, added is not None))
+        if gated:
+            gate, up = mx.split(found, 2, axis=-1)
+            found = nn.silu(gate) * up
+        return found if added is None else found + added
+
+    monkeypatch.setattr(blocks, "knows", lambda layer, **around: True)
+    monkeypatch.setattr(blocks, "row_product", product)
+    plain, other, caps = pair(name, bits)
+    assert exchanged(other) == 4
+    memories = [prefilled(model, caps, PROMPT) for model in (plain, other)]
+    for ids in ([5], [9], [2, 6, 1], [4]):
+        wanted, found = (step(model, [ids], own) for model, own in zip((plain, other), memories, strict=True))
+        np.testing.assert_allclose(found, wanted, atol=1e-5 if bits is None else 1e-4)
+    assert {(True, False, False), (True, True, False), (False, False, True)} <= taken
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])

@@ -1,87 +1,43 @@
-"""The product of one row: who gets it, and what its CUDA source computes, compiled as C++ and run lane by lane here."""
+"""The product of one row: who gets it, and what its CUDA source computes, compiled as C++."""
 
 from __future__ import annotations
 
-import ctypes
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-import numpy as np
 import pytest
 
+from tests.models.cuda_host import COMPILER, compiled
 from treadle.models import gemv, linear
+from treadle.models.gemv import Around
 
-# What CUDA gives to a kernel, for one thread after the other; sums of lanes are added by the caller.
-SHIM = """
-#include <algorithm>
-#include <cstdint>
-#include <cstring>
-using std::min;
-struct Index { int x, y, z; };
-static Index threadIdx, blockIdx;
-struct uint4 { unsigned int x, y, z, w; };
-struct bfloat {
-    uint16_t bits;
-    operator float() const { uint32_t u = uint32_t(bits) << 16; float f; memcpy(&f, &u, 4); return f; }
-};
-static float __uint_as_float(unsigned int u) { float f; memcpy(&f, &u, 4); return f; }
-template <class X> X __ldg(const X* p) { return *p; }
-"""
-RUN = """
-static void kernel(const bfloat* x, const WORD* w, const bfloat* scales, const bfloat* biases, const int* w_shape,
-                   float* result) {
-    using T = bfloat;
-    constexpr int WARPS = 4, OUTPUTS = 2, GROUP = %(group)d, BITS = %(bits)d;
-    %(body)s
-    for (int o = 0; o < OUTPUTS; ++o) if (first + o < N) result[first + o] += sum[o];
-}
-extern "C" void run(const bfloat* x, const WORD* w, const bfloat* s, const bfloat* b, const int* w_shape, float* r) {
-    for (blockIdx.x = 0; blockIdx.x * 8 < w_shape[0]; ++blockIdx.x)
-        for (threadIdx.x = 0; threadIdx.x < 128; ++threadIdx.x) kernel(x, w, s, b, w_shape, r);
-}
-"""
+FORMS = [None, gemv.Form(64, 4), gemv.Form(32, 4), gemv.Form(128, 8)]
+AROUND = [
+    Around(),
+    Around(bias=True),
+    Around(add=True),
+    Around(norm=True, bias=True),
+    Around(norm=True, gated=True),
+    Around(bias=True, gated=True, add=True),
+]
 
 
-def host_kernel(folder: Path, form: gemv.Form | None) -> Any:
-    source, library = folder / "gemv.cpp", folder / "gemv.so"
-    body = gemv.BEGIN + (gemv.DENSE if form is None else gemv.PACKED)
-    run = RUN % {"body": body, "group": form.group_size if form else 64, "bits": form.bits if form else 4}
-    word = "bfloat" if form is None else "unsigned int"
-    source.write_text(SHIM + run.replace("WORD", word))
-    subprocess.run(
-        ["g++", "-std=c++17", "-O1", "-shared", "-fPIC", str(source), "-o", str(library)], check=True, timeout=120
-    )
-    return ctypes.CDLL(str(library)).run
+@pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler")
+@pytest.mark.parametrize(
+    "around", AROUND, ids=lambda a: "+".join(n for n in ("norm", "bias", "gated", "add") if getattr(a, n))
+)
+@pytest.mark.parametrize("form", FORMS, ids=str)
+@pytest.mark.parametrize(("outputs", "inputs"), [(38, 512), (8, 1152), (2, 128)])
+def test_the_source_computes_the_product(
+    form: gemv.Form | None, around: Around, outputs: int, inputs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def kernel(packed: bool, around: Around) -> Any:
+        return compiled(gemv.inputs_of(packed, around), ["out"], gemv.source_of(packed, around), tmp_path)
 
-
-def host_array(array: Any) -> Any:
-    mx.eval(array)
-    return np.array(array.view(mx.uint16) if array.dtype == mx.bfloat16 else array)
-
-
-@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
-@pytest.mark.parametrize("form", [None, gemv.Form(64, 4), gemv.Form(32, 4), gemv.Form(128, 8)])
-@pytest.mark.parametrize(("outputs", "inputs"), [(37, 512), (8, 1152), (1, 128)])
-def test_the_source_computes_the_product(form: gemv.Form | None, outputs: int, inputs: int, tmp_path: Path) -> None:
-    mx.random.seed(outputs)
-    weight = mx.random.normal((outputs, inputs)).astype(mx.bfloat16)
-    x = mx.random.normal((inputs,)).astype(mx.bfloat16)
-    if form is None:
-        arrays, whole = [weight, weight, weight], weight
-    else:
-        arrays = list(mx.quantize(weight, form.group_size, form.bits))
-        scales, biases = (a.astype(mx.float32) for a in arrays[1:])
-        whole = mx.dequantize(arrays[0], scales, biases, group_size=form.group_size, bits=form.bits)
-    wanted = np.array(whole.astype(mx.float32)) @ np.array(x.astype(mx.float32))
-    held = [host_array(a) for a in (x, *arrays)]
-    shape = np.array(arrays[0].shape, np.int32)
-    found = np.zeros(outputs, np.float32)
-    host_kernel(tmp_path, form)(*(ctypes.c_void_p(a.ctypes.data) for a in (*held, shape, found)))
-    np.testing.assert_allclose(found, wanted, atol=2e-5 * inputs)
+    monkeypatch.setattr(gemv, "_kernel", kernel)
+    assert gemv._off(form, mx.bfloat16, around, outputs, inputs) < gemv.ROUNDING
 
 
 def test_only_cuda_has_the_kernels() -> None:
@@ -90,7 +46,7 @@ def test_only_cuda_has_the_kernels() -> None:
 
 def test_layers_of_other_forms_are_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mx.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(gemv, "_sound", lambda form, dtype: True)
+    monkeypatch.setattr(gemv, "_sound", lambda form, dtype, around: True)
     half = nn.Linear(256, 8)
     half.set_dtype(mx.bfloat16)
     assert gemv.knows(half) and not gemv.knows(nn.Linear(256, 8)), "float32 is not read"
@@ -121,12 +77,12 @@ def test_one_row_takes_the_kernel_and_others_do_not(monkeypatch: pytest.MonkeyPa
 
 def test_a_kernel_that_is_wrong_is_not_used(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     gemv._sound.cache_clear()
-    monkeypatch.setattr(gemv, "_launch", lambda form, x, *weights: mx.zeros((1, weights[0].shape[0]), x.dtype))
-    assert not gemv._sound(None, mx.bfloat16) and "off by" in caplog.text
+    monkeypatch.setattr(gemv, "_launch", lambda form, around, x, *weights: mx.zeros((1, weights[0].shape[0]), x.dtype))
+    assert not gemv._sound(None, mx.bfloat16, Around()) and "off by" in caplog.text
 
-    def broken(form: Any, x: Any, *weights: Any) -> Any:
+    def broken(form: Any, around: Any, x: Any, *weights: Any) -> Any:
         raise RuntimeError("no compiler")
 
     monkeypatch.setattr(gemv, "_launch", broken)
-    assert not gemv._sound(gemv.Form(64, 4), mx.bfloat16) and "no compiler" in caplog.text
+    assert not gemv._sound(gemv.Form(64, 4), mx.bfloat16, Around()) and "no compiler" in caplog.text
     gemv._sound.cache_clear()

@@ -2,9 +2,10 @@
 
 Such a step is short on the device, and the host hands it over operation by operation. A layer of the usual kind, by its
 model file, has some forty of them: besides its products there are transposes of weights, reshapes, slices, norms. Here
-it has about fifteen. What lies between one attention and the next (the rest of a layer and the beginning of the next)
-is one compiled function over [tokens, size], with weights as constants and positions as an array, so that it is traced
-once for a number of rows and tokens and never again. The cache and attention are called as the model file calls them.
+it has about fifteen, and ten for a single row on CUDA, where a product takes along what lies around it (`gemv.py`).
+What lies between one attention and the next (the rest of a layer and the beginning of the next) is one compiled
+function over [tokens, size], with weights as constants and positions as an array, so that it is traced once for a
+number of rows and tokens and never again. The cache and attention are called as the model file calls them.
 
 A layer gets another `__call__`; weights, names and everything else stay. It does what it always did with more tokens,
 and with caches that are not ours. Between two layers a `Passed` stands for the hidden state: so only model files are
@@ -43,6 +44,16 @@ class Traces:
 
 
 @dataclass(frozen=True, slots=True)
+class Alone:
+    """The linear layers for a single row, whose kernels take along norms, gates and sums."""
+
+    qkv: Any
+    out: Any
+    gate_up: Any
+    down: Any
+
+
+@dataclass(frozen=True, slots=True)
 class Parts:
     """What a layer computes before and behind attention, for few tokens per row."""
 
@@ -56,19 +67,22 @@ class Parts:
     out: Callable[[Any], Any]
     gate_up: Callable[[Any], Any]
     down: Callable[[Any], Any]
+    alone: Alone | None
 
     def slots(self, tokens: int) -> int:
         return PAD_TO if self.pads and 1 < tokens < PAD_TO else tokens
 
-    def asked(self, normed: Any, position: Any, tokens: int) -> tuple[Any, Any, Any]:
-        """Queries, keys and values for `normed` [slots, size]; `position` int32 [rows] of the first token of each."""
-        return self.pieces.heads(self.qkv(normed), position, tokens // position.shape[0], self.heads)
+    def asked(self, stacked: Any, position: Any, tokens: int) -> tuple[Any, Any, Any]:
+        """Queries, keys and values from their product; `position` int32 [rows] of the first token of each row."""
+        return self.pieces.heads(stacked, position, tokens // position.shape[0], self.heads)
 
     def enter(self, stream: Any, position: Any) -> tuple[Any, Any, Any]:
         """The same for a hidden state [tokens, size]."""
         tokens = stream.shape[0]
+        if tokens == 1 and self.alone is not None:
+            return self.asked(row_product(self.alone.qkv, stream, self.before, self.eps), position, 1)
         normed = padded(mx.fast.rms_norm(stream, self.before, self.eps), self.slots(tokens))
-        return self.asked(normed, position, tokens)
+        return self.asked(self.qkv(normed), position, tokens)
 
     def rest(self, stream: Any, attended: Any) -> tuple[Any, Any]:
         """The hidden state [tokens, size] without what the MLP adds, and that, in `slots` rows."""
@@ -77,6 +91,15 @@ class Parts:
         added = self.out(padded(found.reshape(stream.shape[0], -1), slots))
         stream, normed = self.pieces.add_norm(stream, added, self.behind, self.eps, slots)
         return stream, self.down(self.pieces.gated(self.gate_up(normed)))
+
+    def finished(self, stream: Any, attended: Any) -> Any:
+        """The hidden state [tokens, size] behind the layer."""
+        if self.alone is None or stream.shape[0] > 1:
+            stream, added = self.rest(stream, attended)
+            return stream + added[: stream.shape[0]]
+        stream = row_product(self.alone.out, attended, added=stream)
+        opened = row_product(self.alone.gate_up, stream, self.behind, self.eps, gated=True)
+        return row_product(self.alone.down, opened, added=stream)
 
 
 def _compiled(first: Parts | None, second: Parts | None) -> Any:
@@ -95,17 +118,18 @@ def _compiled(first: Parts | None, second: Parts | None) -> Any:
     def leave(stream: Any, attended: Any) -> Any:
         Traces.count += 1
         assert first is not None
-        stream, added = first.rest(stream, attended)
-        tokens, size = stream.shape
-        return (stream + added[:tokens]).reshape(attended.shape[0], -1, size)
+        return first.finished(stream, attended).reshape(attended.shape[0], -1, stream.shape[1])
 
     def cross(stream: Any, attended: Any, position: Any) -> tuple[Any, ...]:
         Traces.count += 1
         assert first is not None and second is not None
+        if stream.shape[0] == 1 and first.alone is not None and second.alone is not None:
+            stream = first.finished(stream, attended)
+            return stream, *second.enter(stream, position)
         stream, added = first.rest(stream, attended)
         slots = second.slots(stream.shape[0])
         stream, normed = first.pieces.add_norm(stream, added, second.before, second.eps, slots)
-        return stream, *second.asked(normed, position, stream.shape[0])
+        return stream, *second.asked(second.qkv(normed), position, stream.shape[0])
 
     if first is None:
         return mx.compile(enter)
@@ -221,7 +245,18 @@ def parts_of(layer: Any, pieces: Callable[[Heads, int, int, Any], Plain]) -> Par
     before, behind = (norm.weight for norm in norms)
     made = pieces(heads, before.shape[0], _outputs(members[2]) // 2, before.dtype)
     pads = any(getattr(one, "pad", False) for group in members for one in _singles(group))
-    return Parts(made, heads, norms[0].eps, pads, before, behind, qkv, out, gate_up, down)
+    return Parts(made, heads, norms[0].eps, pads, before, behind, qkv, out, gate_up, down, _alone(members, norms))
+
+
+def _alone(members: Sequence[Sequence[Any]], norms: Sequence[Any]) -> Alone | None:
+    """None where the kernels do not know all of the layers."""
+    groups = [_singles(group) for group in members]
+    if any(len(group) > 1 for group in groups):
+        return None
+    qkv, out, gate_up, down = (group[0] for group in groups)
+    known = knows(qkv, norm=True) and knows(out, add=True) and knows(gate_up, norm=True, gated=True)
+    alike = all(layer.get("scales", layer.weight).dtype == norms[0].weight.dtype for layer in (qkv, out, gate_up, down))
+    return Alone(qkv, out, gate_up, down) if known and knows(down, add=True) and alike else None
 
 
 def _singles(members: Sequence[Any]) -> list[Any]:
@@ -260,8 +295,7 @@ def _of_one_row(layer: Any, many: Callable[[Any], Any], x: Any) -> Any:
     """By the faster product for a single row, which is compiled only once; else as `many`."""
     if x.shape[0] > 1:
         return many(x)
-    made = row_product(layer, x)
-    return made + layer["bias"] if "bias" in layer else made
+    return row_product(layer, x)
 
 
 def _quantised(arrays: dict[str, Any], settings: dict[str, Any], x: Any) -> Any:

@@ -187,7 +187,7 @@ class Kernels(Plain):
             return super().add_norm(stream, branch, weight, eps, slots)
         threads = min(MOST_THREADS, -(-size // WARP) * WARP)
         total, normed = _kernel(ADD_NORM)(
-            inputs=[stream, branch, weight, _numbers(eps)],
+            inputs=[stream, branch, weight, numbers(eps)],
             template=[("T", stream.dtype), ("S", size), ("THREADS", threads)],
             grid=(slots * threads, 1, 1),
             threadgroup=(threads, 1, 1),
@@ -203,9 +203,9 @@ class Kernels(Plain):
             return super().heads(stacked, position, n, heads)
         rows, count, shared, dim = position.shape[0], heads.num_heads, heads.num_kv_heads, heads.dim
         paces = 0.0 if turn.base is None else math.log2(turn.base)
-        numbers = _numbers(heads.eps, turn.scale, paces)
+        told = numbers(heads.eps, turn.scale, paces)
         queries, keys, values = _kernel(HEADS)(
-            inputs=[stacked, position, *norms, numbers, numbers if turn.freqs is None else turn.freqs],
+            inputs=[stacked, position, *norms, told, told if turn.freqs is None else turn.freqs],
             template=[
                 *(("T", stacked.dtype), ("D", dim), ("H", count), ("HK", shared), ("NORM", int(normed))),
                 ("DIMS", turn.dims),
@@ -251,7 +251,8 @@ def _kernel(name: str) -> Any:
 
 
 @lru_cache(maxsize=16)
-def _numbers(*values: float) -> Any:
+def numbers(*values: float) -> Any:
+    """float32 [values], made once."""
     found = mx.array(values, mx.float32)
     mx.eval(found)  # it outlives the step
     return found

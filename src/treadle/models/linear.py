@@ -34,8 +34,7 @@ class FlatQuantizedLinear(nn.QuantizedLinear):  # type: ignore[misc]
 
     def __call__(self, x: Any) -> Any:
         if self.lean and x.size == x.shape[-1]:
-            made = row_product(self, x)
-            return made + self["bias"] if "bias" in self else made
+            return row_product(self, x)
         if self.pad and x.size // x.shape[-1] >= UNPACK_FROM and x.shape[-1] * self.weight.shape[0] <= MOST_UNPACKED:
             return self._unpacked(x)
         return _flattened(super().__call__, x, self.pad)

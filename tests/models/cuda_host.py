@@ -1,0 +1,128 @@
+"""CUDA sources compiled as C++ for a test: a thread for each of a block, blocks one after the other.
+
+So indices, sums and roundings are tested without a device; what a compiler for CUDA makes of them is tested at load.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+COMPILER = shutil.which("g++")
+
+SHIM = """
+#include <algorithm>
+#include <barrier>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <thread>
+#include <vector>
+struct bfloat {
+    uint16_t bits;
+    bfloat() = default;
+    explicit bfloat(float f) { uint32_t u; memcpy(&u, &f, 4); bits = (u + 0x7fff + ((u >> 16) & 1)) >> 16; }
+    explicit operator float() const { uint32_t u = uint32_t(bits) << 16; float f; memcpy(&f, &u, 4); return f; }
+};
+struct uint4 { unsigned int x, y, z, w; };
+struct Index { int x = 1; };
+static thread_local Index threadIdx, blockIdx, blockDim, gridDim;
+static std::vector<std::unique_ptr<std::barrier<>>> warps;
+static std::unique_ptr<std::barrier<>> block;
+static float lanes[32][32];
+static void __syncwarp() { warps[threadIdx.x / 32]->arrive_and_wait(); }
+static void __syncthreads() { block->arrive_and_wait(); }
+static float __shfl_xor_sync(unsigned, float value, int mask) {
+    float* mine = lanes[threadIdx.x / 32];
+    mine[threadIdx.x % 32] = value;
+    __syncwarp();
+    const float found = mine[(threadIdx.x % 32) ^ mask];
+    __syncwarp();
+    return found;
+}
+static float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
+static float __uint_as_float(unsigned int u) { float f; memcpy(&f, &u, 4); return f; }
+template <class X> static X __ldg(const X* p) { return *p; }
+static void fetch_ahead(const char*) {}
+using std::min;
+#define __shared__ static
+struct Sigmoid {
+    template <typename T> T operator()(T x) {
+        const T y = T(1.0f / float(T(1.0f + float(T(expf(std::fabs(float(x))))))));
+        return float(x) < 0 ? y : T(1.0f - float(y));
+    }
+};
+"""
+LAUNCH = """
+extern "C" void launch(void** arrays, int* rows, int blocks, int threads) {
+    block = std::make_unique<std::barrier<>>(threads);
+    warps.clear();
+    for (int w = 0; w < threads; w += 32) warps.push_back(std::make_unique<std::barrier<>>(std::min(32, threads - w)));
+    for (int b = 0; b < blocks; ++b) {
+        std::vector<std::thread> all;
+        for (int t = 0; t < threads; ++t) all.emplace_back([=] {
+            threadIdx.x = t, blockIdx.x = b, blockDim.x = threads, gridDim.x = blocks;
+            body(arrays, rows);
+        });
+        for (auto& one : all) one.join();
+    }
+}
+"""
+C_TYPES = {mx.float32: "float", mx.bfloat16: "bfloat", mx.int32: "int", mx.uint32: "unsigned int"}
+
+
+def compiled(inputs_of: Sequence[str], outputs_of: Sequence[str], source: str, folder: Path) -> Any:
+    """What `mx.fast.cuda_kernel` gives for a kernel, run by threads of this machine."""
+
+    def launch(
+        inputs: list[Any],
+        template: list[tuple[str, Any]],
+        grid: tuple[int, int, int],
+        threadgroup: tuple[int, int, int],
+        output_shapes: list[tuple[int, ...]],
+        output_dtypes: list[Any],
+    ) -> list[Any]:
+        arguments = [*zip(inputs_of, (a.dtype for a in inputs), strict=True)]
+        arguments += zip(outputs_of, output_dtypes, strict=True)
+        lines = [f"auto {a} = static_cast<{C_TYPES[kind]}*>(arrays[{i}]);" for i, (a, kind) in enumerate(arguments)]
+        lines += [f"const int* {a}_shape = rows + {i};" for i, a in enumerate(inputs_of)]
+        lines += [
+            f"using {key} = {C_TYPES[value]};" if key == "T" else f"constexpr int {key} = {value};"
+            for key, value in template
+        ]
+        text = SHIM + "static void body(void** arrays, int* rows) {" + "\n".join(lines) + source + "}" + LAUNCH
+        held = [host(a) for a in inputs]
+        out = [
+            np.full(s, 7, np.uint16 if d == mx.bfloat16 else np.float32)
+            for s, d in zip(output_shapes, output_dtypes, strict=True)
+        ]
+        pointers = (ctypes.c_void_p * len(arguments))(*[a.ctypes.data for a in held + out])
+        rows = (ctypes.c_int * len(inputs))(*[a.shape[0] for a in inputs])
+        library(text, folder).launch(pointers, rows, -(-grid[0] // threadgroup[0]), threadgroup[0])
+        return [mx.array(a).view(d) for a, d in zip(out, output_dtypes, strict=True)]
+
+    return launch
+
+
+def host(a: Any) -> Any:
+    a = mx.contiguous(a)
+    return np.array(a.view(mx.uint16) if a.dtype == mx.bfloat16 else a)
+
+
+def library(text: str, folder: Path) -> Any:
+    stem = folder / hashlib.sha256(text.encode()).hexdigest()[:16]
+    if not stem.with_suffix(".so").exists():
+        stem.with_suffix(".cpp").write_text(text)
+        assert COMPILER is not None
+        options = ["-std=c++20", "-O1", "-w", "-shared", "-fPIC", "-pthread"]
+        subprocess.run([COMPILER, *options, "-o", stem.with_suffix(".so"), stem.with_suffix(".cpp")], check=True)
+    return ctypes.CDLL(str(stem.with_suffix(".so")))
