@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,32 @@ def test_the_source_computes_the_product(
 
     monkeypatch.setattr(gemv, "_kernel", kernel)
     assert gemv._off(form, mx.bfloat16, around, outputs, inputs) < gemv.ROUNDING
+
+
+@pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler")
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_layer_with_all_that_lies_around_it(
+    packed: bool, bias: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def kernel(packed: bool, around: Around) -> Any:
+        return compiled(gemv.inputs_of(packed, around), ["out"], gemv.source_of(packed, around), tmp_path)
+
+    gemv._sound.cache_clear()
+    monkeypatch.setattr(gemv, "_kernel", kernel)
+    monkeypatch.setattr(gemv, "_compiled", lambda form, around: partial(gemv._launch, form, around))
+    monkeypatch.setattr(mx.cuda, "is_available", lambda: True)
+    mx.random.seed(3)
+    layer = nn.QuantizedLinear(128, 16, bias=bias, bits=4) if packed else nn.Linear(128, 16, bias=bias)
+    layer.set_dtype(mx.bfloat16)
+    x, norm, added = (mx.random.normal(shape).astype(mx.bfloat16) for shape in ((1, 1, 128), (128,), (1, 8)))
+    assert gemv.knows(layer) and gemv.knows(layer, norm=True, gated=True, add=True)
+    assert mx.allclose(gemv.row_product(layer, x), layer(x), atol=2e-2)
+    gate, up = mx.split(layer(mx.fast.rms_norm(x, norm, 1e-5)), 2, axis=-1)
+    wanted = (nn.silu(gate) * up)[0] + added
+    found = gemv.row_product(layer, x, norm, 1e-5, gated=True, added=added)
+    assert found.shape == added.shape and mx.allclose(found, wanted, atol=5e-2)
+    gemv._sound.cache_clear()
 
 
 def test_only_cuda_has_the_kernels() -> None:

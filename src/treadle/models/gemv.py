@@ -28,6 +28,8 @@ log = logging.getLogger("treadle.models")
 WARP = 32
 WARPS = 8  # of a block
 BYTES = 16  # that a lane reads at once
+MOST_BLOCKS = 1056  # so many as a device has under way at once: eight for each of 132 processors
+AHEAD = 1024  # bytes of an output's weights that are asked for while a row is normed; all would not fit in the cache
 MOST_NORMED = 2**14  # inputs of a row that is normed, which a block holds
 TYPES = (mx.bfloat16, mx.float16)
 BITS = (4, 8)
@@ -55,16 +57,15 @@ class Around:
 HEADER = """
 __device__ inline void fetch_ahead(const char* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
 """
-# row(o): the weights of the warp's output o; piece(k, c): 8 values of the row x from k + c on, for k of this lane.
+# A warp computes output after output: row(o) has the weights of part o of it, piece(k, c) 8 values of the row x from
+# k + c on, for the k of this lane.
 BEGIN = """
-    const long N = w_shape[0];
     const int lane = threadIdx.x % 32;
-    const long number = static_cast<long>(blockIdx.x) * WARPS + threadIdx.x / 32;
-    const long limit = N / OUTPUTS;
+    const long limit = w_shape[0] / OUTPUTS, step_of = static_cast<long>(gridDim.x) * WARPS;
+    long number = static_cast<long>(blockIdx.x) * WARPS + threadIdx.x / 32;
     auto row = [&](int o) { return number + o * limit; };
 """
 ROW = """
-    if (number >= limit) return;  // a warp leaves as a whole
     auto piece = [&](int k, int c) { return *reinterpret_cast<const uint4*>(x + k + c); };
 """
 # The block norms the row while its weights are on their way, and keeps it in the order in which lanes read it.
@@ -76,8 +77,8 @@ NORMED_ROW = """
     if (number < limit) {
         constexpr int LINE = K / AT_ONCE * 16;  // bytes of the weights of an output
         for (int o = 0; o < OUTPUTS; ++o)
-            for (int at = lane * 128; at < LINE; at += 32 * 128)
-                fetch_ahead(reinterpret_cast<const char*>(w) + row(o) * LINE + at);
+            if (lane * 128 < min(LINE, AHEAD))
+                fetch_ahead(reinterpret_cast<const char*>(w) + row(o) * LINE + lane * 128);
     }
     uint4 mine[MINE];
     float total = 0.0f;
@@ -110,11 +111,13 @@ NORMED_ROW = """
         held[(turn * EACH_LANE + i % EACH_LANE) * 32 + reader] = mine[p];
     }
     __syncthreads();
-    if (number >= limit) return;
     auto piece = [&](int k, int c) { return held[(k / (32 * AT_ONCE) * EACH_LANE + c / 8) * 32 + lane]; };
 """
-DENSE = """
+LOOP = """
+    for (; number < limit; number += step_of) {
     float sum[OUTPUTS] = {};
+"""
+DENSE = """
     #pragma unroll 4
     for (int k = lane * 8; k < K; k += 256) {
         uint4 weights[OUTPUTS];
@@ -135,7 +138,6 @@ PACKED = """
     constexpr int HALF = EACH / 2;  // that lie low enough in it
     constexpr unsigned int MASK = (1u << BITS) - 1;
     constexpr float PLACE = 1.0f / (1 << BITS);
-    float sum[OUTPUTS] = {};
     #pragma unroll 2
     for (int k = lane * AT_ONCE; k < K; k += 32 * AT_ONCE) {
         uint4 words[OUTPUTS];
@@ -180,7 +182,7 @@ END = """
     #pragma unroll
     for (int o = 0; o < OUTPUTS; ++o)
         for (int step = 16; step > 0; step /= 2) sum[o] += __shfl_xor_sync(0xffffffff, sum[o], step);
-    if (lane > 0) return;
+    if (lane > 0) continue;
     auto plus = [](T a, T b) { return static_cast<T>(static_cast<float>(a) + static_cast<float>(b)); };
     auto made = [&](int o) { return static_cast<T>(sum[o]); };
 """
@@ -192,19 +194,19 @@ GATED = """
     const T result = static_cast<T>(static_cast<float>(opened) * static_cast<float>(found(1)));
 """
 SINGLE = "const T result = found(0);"
-ADDED = "out[number] = plus(added[number], result);"
-STORED = "out[number] = result;"
+ADDED = "out[number] = plus(added[number], result); }"
+STORED = "out[number] = result; }"
 
 
 def inputs_of(packed: bool, around: Around) -> list[str]:
     """What the kernel is given, in this order."""
-    names = ["x", "w", *(["scales", "biases"] if packed else [])]
-    names += ["norm", "eps"] * around.norm + ["bias"] * around.bias + ["added"] * around.add
-    return names
+    parts = ("x", True), ("w", True), ("scales", packed), ("biases", packed)
+    more = ("norm", around.norm), ("eps", around.norm), ("bias", around.bias), ("added", around.add)
+    return [name for name, given in (*parts, *more) if given]
 
 
 def source_of(packed: bool, around: Around) -> str:
-    steps = [BEGIN, NORMED_ROW if around.norm else ROW, PACKED if packed else DENSE, END]
+    steps = [BEGIN, NORMED_ROW if around.norm else ROW, LOOP, PACKED if packed else DENSE, END]
     steps += [BIASED if around.bias else UNBIASED, GATED if around.gated else SINGLE, ADDED if around.add else STORED]
     return "\n".join(steps)
 
@@ -238,9 +240,9 @@ def _launch(form: Form | None, around: Around, x: Any, *others: Any) -> Any:
         inputs=[x, *others],
         template=[
             *(("T", x.dtype), ("WARPS", WARPS), ("OUTPUTS", outputs_of_warp), ("K", inputs)),
-            *(("AT_ONCE", _at_once(form)), *more),
+            *(("AT_ONCE", _at_once(form)), ("AHEAD", AHEAD), *more),
         ],
-        grid=(-(-count // WARPS) * WARPS * WARP, 1, 1),
+        grid=(min(-(-count // WARPS), MOST_BLOCKS) * WARPS * WARP, 1, 1),
         threadgroup=(WARPS * WARP, 1, 1),
         output_shapes=[others[-1].shape if around.add else (*x.shape[:-1], count)],
         output_dtypes=[x.dtype],
@@ -275,8 +277,9 @@ def row_product(layer: Any, x: Any, norm: Any = None, eps: float = 0.0, gated: b
     half; `added`: [.., outputs] to be added, of which the result takes the shape. All are of the row's type.
     """
     around = Around(norm is not None, "bias" in layer, gated, added is not None)
-    more = [norm, numbers(eps)] * around.norm + [layer["bias"]] * around.bias + [added] * around.add
-    return _compiled(_form(layer), around)(x, *_weights(layer), *more)
+    given = [] if norm is None else [norm, numbers(eps)]
+    more = [a for a in (layer.get("bias"), added) if a is not None]
+    return _compiled(_form(layer), around)(x, *_weights(layer), *given, *more)
 
 
 def _form(layer: Any) -> Form | None:
@@ -310,8 +313,8 @@ def _off(form: Form | None, dtype: Any, around: Around, outputs: int = 2 * WARPS
     weight, x, norm = drawn(1, outputs, inputs), drawn(2, 1, inputs), drawn(3, inputs)
     bias, added = drawn(4, outputs), drawn(5, 1, outputs // (2 if around.gated else 1))
     weights = [weight] if form is None else list(mx.quantize(weight, form.group_size, form.bits))
-    more = [norm, numbers(1e-5)] * around.norm + [bias] * around.bias + [added] * around.add
-    found = _launch(form, around, x, *weights, *more)
+    more = ((norm, around.norm), (numbers(1e-5), around.norm), (bias, around.bias), (added, around.add))
+    found = _launch(form, around, x, *weights, *[a for a, given in more if given])
     whole = weight
     if form is not None:
         scales, biases = (a.astype(mx.float32) for a in weights[1:])
