@@ -55,15 +55,9 @@ template <class X> static X __ldg(const X* p) { return *p; }
 static void fetch_ahead(const char*) {}
 using std::min;
 #define __shared__ static
-struct Sigmoid {
-    template <typename T> T operator()(T x) {
-        const T y = T(1.0f / float(T(1.0f + float(T(expf(std::fabs(float(x))))))));
-        return float(x) < 0 ? y : T(1.0f - float(y));
-    }
-};
 """
 LAUNCH = """
-extern "C" void launch(void** arrays, int* rows, int blocks, int threads) {
+extern "C" void launch(void** arrays, int* shapes, int blocks, int threads) {
     block = std::make_unique<std::barrier<>>(threads);
     warps.clear();
     for (int w = 0; w < threads; w += 32) warps.push_back(std::make_unique<std::barrier<>>(std::min(32, threads - w)));
@@ -71,12 +65,13 @@ extern "C" void launch(void** arrays, int* rows, int blocks, int threads) {
         std::vector<std::thread> all;
         for (int t = 0; t < threads; ++t) all.emplace_back([=] {
             threadIdx.x = t, blockIdx.x = b, blockDim.x = threads, gridDim.x = blocks;
-            body(arrays, rows);
+            body(arrays, shapes);
         });
         for (auto& one : all) one.join();
     }
 }
 """
+SIZES = 4  # of an array's shape, at most
 C_TYPES = {mx.float32: "float", mx.bfloat16: "bfloat", mx.int32: "int", mx.uint32: "unsigned int"}
 
 
@@ -94,20 +89,20 @@ def compiled(inputs_of: Sequence[str], outputs_of: Sequence[str], source: str, f
         arguments = [*zip(inputs_of, (a.dtype for a in inputs), strict=True)]
         arguments += zip(outputs_of, output_dtypes, strict=True)
         lines = [f"auto {a} = static_cast<{C_TYPES[kind]}*>(arrays[{i}]);" for i, (a, kind) in enumerate(arguments)]
-        lines += [f"const int* {a}_shape = rows + {i};" for i, a in enumerate(inputs_of)]
+        lines += [f"const int* {a}_shape = shapes + {SIZES * i};" for i, a in enumerate(inputs_of)]
         lines += [
             f"using {key} = {C_TYPES[value]};" if key == "T" else f"constexpr int {key} = {value};"
             for key, value in template
         ]
-        text = SHIM + "static void body(void** arrays, int* rows) {" + "\n".join(lines) + source + "}" + LAUNCH
+        text = SHIM + "static void body(void** arrays, int* shapes) {" + "\n".join(lines) + source + "}" + LAUNCH
         held = [host(a) for a in inputs]
         out = [
             np.full(s, 7, np.uint16 if d == mx.bfloat16 else np.float32)
             for s, d in zip(output_shapes, output_dtypes, strict=True)
         ]
         pointers = (ctypes.c_void_p * len(arguments))(*[a.ctypes.data for a in held + out])
-        rows = (ctypes.c_int * len(inputs))(*[a.shape[0] for a in inputs])
-        library(text, folder).launch(pointers, rows, -(-grid[0] // threadgroup[0]), threadgroup[0])
+        shapes = (ctypes.c_int * (SIZES * len(inputs)))(*[n for a in inputs for n in (*a.shape, *[1] * SIZES)[:SIZES]])
+        library(text, folder).launch(pointers, shapes, -(-grid[0] // threadgroup[0]), threadgroup[0])
         return [mx.array(a).view(d) for a, d in zip(out, output_dtypes, strict=True)]
 
     return launch

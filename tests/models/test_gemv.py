@@ -73,7 +73,7 @@ def test_only_cuda_has_the_kernels() -> None:
 
 def test_layers_of_other_forms_are_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mx.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(gemv, "_sound", lambda form, dtype, around: True)
+    monkeypatch.setattr(gemv, "_sound", lambda form, dtype, around, inputs: True)
     half = nn.Linear(256, 8)
     half.set_dtype(mx.bfloat16)
     assert gemv.knows(half) and not gemv.knows(nn.Linear(256, 8)), "float32 is not read"

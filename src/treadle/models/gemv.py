@@ -33,6 +33,7 @@ AHEAD = 1024  # bytes of an output's weights that are asked for while a row is n
 MOST_NORMED = 2**14  # inputs of a row that is normed, which a block holds
 TYPES = (mx.bfloat16, mx.float16)
 BITS = (4, 8)
+TRIAL = 1024  # inputs
 ROUNDING = 2**-6  # of the largest output: two roundings to bfloat16
 
 
@@ -66,6 +67,7 @@ BEGIN = """
     auto row = [&](int o) { return number + o * limit; };
 """
 ROW = """
+    const int K = w_shape[1] * EACH;
     auto piece = [&](int k, int c) { return *reinterpret_cast<const uint4*>(x + k + c); };
 """
 # The block norms the row while its weights are on their way, and keeps it in the order in which lanes read it.
@@ -134,8 +136,7 @@ DENSE = """
     }
 """
 PACKED = """
-    constexpr int EACH = 32 / BITS;  // codes of a word
-    constexpr int HALF = EACH / 2;  // that lie low enough in it
+    constexpr int HALF = EACH / 2;  // codes of a word that lie low enough in it
     constexpr unsigned int MASK = (1u << BITS) - 1;
     constexpr float PLACE = 1.0f / (1 << BITS);
     #pragma unroll 2
@@ -188,11 +189,14 @@ END = """
 """
 BIASED = "auto found = [&](int o) { return plus(made(o), bias[row(o)]); };"
 UNBIASED = "auto found = made;"
-GATED = """
+GATED = (
+    SIGMOID
+    + """
     const T gate = found(0);
-    const T opened = static_cast<T>(static_cast<float>(gate) * static_cast<float>(Sigmoid{}(gate)));
+    const T opened = static_cast<T>(static_cast<float>(gate) * static_cast<float>(sigmoid(gate)));
     const T result = static_cast<T>(static_cast<float>(opened) * static_cast<float>(found(1)));
 """
+)
 SINGLE = "const T result = found(0);"
 ADDED = "out[number] = plus(added[number], result); }"
 STORED = "out[number] = result; }"
@@ -220,7 +224,7 @@ def _kernel(packed: bool, around: Around) -> Any:
         input_names=inputs_of(packed, around),
         output_names=["out"],
         source=source_of(packed, around),
-        header=(SIGMOID if around.gated else "") + (HEADER if around.norm else ""),
+        header=HEADER if around.norm else "",
     )
 
 
@@ -232,22 +236,25 @@ def _compiled(form: Form | None, around: Around) -> Any:
 
 def _launch(form: Form | None, around: Around, x: Any, *others: Any) -> Any:
     rows, words = others[0].shape
-    inputs = words if form is None else words * 32 // form.bits
-    outputs_of_warp = 2 if around.gated else 1
-    count = rows // outputs_of_warp
-    more = [] if form is None else [("GROUP", form.group_size), ("BITS", form.bits)]
+    outputs = 2 if around.gated else 1  # of a warp
+    count, each = rows // outputs, _each(form)
+    constants = [("T", x.dtype), ("WARPS", WARPS), ("OUTPUTS", outputs), ("EACH", each), ("AT_ONCE", _at_once(form))]
+    constants += [] if form is None else [("GROUP", form.group_size), ("BITS", form.bits)]
+    constants += [("K", words * each), ("AHEAD", AHEAD)] if around.norm else []  # few: every set is compiled
     (out,) = _kernel(form is not None, around)(
         inputs=[x, *others],
-        template=[
-            *(("T", x.dtype), ("WARPS", WARPS), ("OUTPUTS", outputs_of_warp), ("K", inputs)),
-            *(("AT_ONCE", _at_once(form)), ("AHEAD", AHEAD), *more),
-        ],
+        template=constants,
         grid=(min(-(-count // WARPS), MOST_BLOCKS) * WARPS * WARP, 1, 1),
         threadgroup=(WARPS * WARP, 1, 1),
         output_shapes=[others[-1].shape if around.add else (*x.shape[:-1], count)],
         output_dtypes=[x.dtype],
     )
     return out
+
+
+def _each(form: Form | None) -> int:
+    """Values in an element of the weights."""
+    return 1 if form is None else 32 // form.bits
 
 
 def _at_once(form: Form | None) -> int:
@@ -264,10 +271,11 @@ def knows(layer: Any, norm: bool = False, gated: bool = False, add: bool = False
         return False
     weights = _weights(layer)
     dtype, at_once = weights[-1].dtype, _at_once(form)
-    inputs = weights[0].shape[1] * weights[0].dtype.size * 8 // (16 if form is None else form.bits)
+    inputs = weights[0].shape[1] * _each(form)
     fits = inputs % at_once == 0 and (form is None or form.group_size % at_once == 0)
     fits = fits and not (norm and inputs > MOST_NORMED) and not (gated and weights[0].shape[0] % 2)
-    return dtype in TYPES and fits and _sound(form, dtype, Around(norm, "bias" in layer, gated, add))
+    around = Around(norm, "bias" in layer, gated, add)
+    return dtype in TYPES and fits and _sound(form, dtype, around, inputs if norm else TRIAL)
 
 
 def row_product(layer: Any, x: Any, norm: Any = None, eps: float = 0.0, gated: bool = False, added: Any = None) -> Any:
@@ -292,10 +300,10 @@ def _weights(layer: Any) -> list[Any]:
 
 
 @lru_cache(maxsize=32)
-def _sound(form: Form | None, dtype: Any, around: Around) -> bool:
+def _sound(form: Form | None, dtype: Any, around: Around, inputs: int = TRIAL) -> bool:
     """Whether a kernel can be built here and computes what MLX does, up to rounding."""
     try:
-        off = _off(form, dtype, around)
+        off = _off(form, dtype, around, inputs=inputs)
     except RuntimeError as error:
         log.warning("The kernel for products of one row cannot be built here, MLX's own is used: %s", error)
         return False
@@ -304,7 +312,7 @@ def _sound(form: Form | None, dtype: Any, around: Around) -> bool:
     return off <= ROUNDING
 
 
-def _off(form: Form | None, dtype: Any, around: Around, outputs: int = 2 * WARPS + 2, inputs: int = 1024) -> float:
+def _off(form: Form | None, dtype: Any, around: Around, outputs: int = 2 * WARPS + 2, inputs: int = TRIAL) -> float:
     """The largest difference in a trial, as a share of the largest number; NaN where a result is not finite."""
 
     def drawn(seed: int, *shape: int) -> Any:

@@ -106,16 +106,26 @@ HEADS_SOURCE = """
     }
     for (int d = DIMS + lane; d < D; d += 32) to[d] = static_cast<T>(line[d]);
 """
-GATED_SOURCE = """
+SIGMOID = """
+    auto sigmoid = [](T x) {
+        const T grown = static_cast<T>(expf(fabsf(static_cast<float>(x))));
+        const T below = static_cast<T>(1.0f + static_cast<float>(grown));
+        const T share = static_cast<T>(1.0f / static_cast<float>(below));
+        return static_cast<float>(x) < 0.0f ? share : static_cast<T>(1.0f - static_cast<float>(share));
+    };
+"""
+GATED_SOURCE = (
+    SIGMOID
+    + """
     const int at = blockIdx.x * blockDim.x + threadIdx.x;
     if (at >= stacked_shape[0] * N) return;
     const int row = at / N, d = at % N;
     const T gate = stacked[row * 2 * N + d];
-    const T share = Sigmoid{}(gate);
+    const T share = sigmoid(gate);
     const T opened = static_cast<T>(static_cast<float>(gate) * static_cast<float>(share));
     out[at] = static_cast<T>(static_cast<float>(opened) * static_cast<float>(stacked[(row * 2 + 1) * N + d]));
 """
-SIGMOID = '#include "mlx/backend/cuda/device/unary_ops.cuh"\n'
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,19 +245,16 @@ class Kernels(Plain):
 
 @lru_cache(maxsize=4)
 def _kernel(name: str) -> Any:
-    inputs, outputs, source, header = {
-        ADD_NORM: (["stream", "branch", "weight", "eps"], ["sum", "normed"], ADD_NORM_SOURCE, ""),
+    inputs, outputs, source = {
+        ADD_NORM: (["stream", "branch", "weight", "eps"], ["sum", "normed"], ADD_NORM_SOURCE),
         HEADS: (
             ["stacked", "position", "query_norm", "key_norm", "numbers", "freqs"],
             ["queries", "keys", "values"],
             HEADS_SOURCE,
-            "",
         ),
-        GATED: (["stacked"], ["out"], GATED_SOURCE, SIGMOID),
+        GATED: (["stacked"], ["out"], GATED_SOURCE),
     }[name]
-    return mx.fast.cuda_kernel(
-        name=f"treadle_{name}", input_names=inputs, output_names=outputs, source=source, header=header
-    )
+    return mx.fast.cuda_kernel(name=f"treadle_{name}", input_names=inputs, output_names=outputs, source=source)
 
 
 @lru_cache(maxsize=16)
