@@ -52,7 +52,6 @@ static float __shfl_xor_sync(unsigned, float value, int mask) {
 static float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 static float __uint_as_float(unsigned int u) { float f; memcpy(&f, &u, 4); return f; }
 template <class X> static X __ldg(const X* p) { return *p; }
-static void fetch_ahead(const char*) {}
 using std::min;
 #define __shared__ static
 """

@@ -26,10 +26,8 @@ from treadle.models.kernels import SIGMOID, numbers
 log = logging.getLogger("treadle.models")
 
 WARP = 32
-WARPS = 8  # of a block
+WARPS = 8  # of a block, and half of them where each has a gate and what it opens: so measured
 BYTES = 16  # that a lane reads at once
-MOST_BLOCKS = 1056  # so many as a device has under way at once: eight for each of 132 processors
-AHEAD = 1024  # bytes of an output's weights that are asked for while a row is normed; all would not fit in the cache
 MOST_NORMED = 2**14  # inputs of a row that is normed, which a block holds
 TYPES = (mx.bfloat16, mx.float16)
 BITS = (4, 8)
@@ -55,33 +53,24 @@ class Around:
     add: bool = False  # something to the outputs
 
 
-HEADER = """
-__device__ inline void fetch_ahead(const char* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
-"""
-# A warp computes output after output: row(o) has the weights of part o of it, piece(k, c) 8 values of the row x from
-# k + c on, for the k of this lane.
+# row(o): the weights of part o of the warp's output; piece(k, c): 8 values of the row x from k + c on, for this lane's k.
 BEGIN = """
     const int lane = threadIdx.x % 32;
-    const long limit = w_shape[0] / OUTPUTS, step_of = static_cast<long>(gridDim.x) * WARPS;
-    long number = static_cast<long>(blockIdx.x) * WARPS + threadIdx.x / 32;
+    const long limit = w_shape[0] / OUTPUTS;
+    const long number = static_cast<long>(blockIdx.x) * WARPS + threadIdx.x / 32;
     auto row = [&](int o) { return number + o * limit; };
 """
 ROW = """
     const int K = w_shape[1] * EACH;
+    if (number >= limit) return;  // a warp leaves as a whole
     auto piece = [&](int k, int c) { return *reinterpret_cast<const uint4*>(x + k + c); };
 """
-# The block norms the row while its weights are on their way, and keeps it in the order in which lanes read it.
+# The block norms the row and keeps it in the order in which lanes read it.
 NORMED_ROW = """
     constexpr int THREADS = WARPS * 32, PIECES = K / 8, EACH_LANE = AT_ONCE / 8;
     constexpr int MINE = (PIECES + THREADS - 1) / THREADS;
     __shared__ uint4 held[(K + 32 * AT_ONCE - 1) / (32 * AT_ONCE) * 32 * EACH_LANE];
     __shared__ float squares[WARPS];
-    if (number < limit) {
-        constexpr int LINE = K / AT_ONCE * 16;  // bytes of the weights of an output
-        for (int o = 0; o < OUTPUTS; ++o)
-            if (lane * 128 < min(LINE, AHEAD))
-                fetch_ahead(reinterpret_cast<const char*>(w) + row(o) * LINE + lane * 128);
-    }
     uint4 mine[MINE];
     float total = 0.0f;
     #pragma unroll
@@ -113,13 +102,11 @@ NORMED_ROW = """
         held[(turn * EACH_LANE + i % EACH_LANE) * 32 + reader] = mine[p];
     }
     __syncthreads();
+    if (number >= limit) return;
     auto piece = [&](int k, int c) { return held[(k / (32 * AT_ONCE) * EACH_LANE + c / 8) * 32 + lane]; };
 """
-LOOP = """
-    for (; number < limit; number += step_of) {
-    float sum[OUTPUTS] = {};
-"""
 DENSE = """
+    float sum[OUTPUTS] = {};
     #pragma unroll 4
     for (int k = lane * 8; k < K; k += 256) {
         uint4 weights[OUTPUTS];
@@ -139,6 +126,7 @@ PACKED = """
     constexpr int HALF = EACH / 2;  // codes of a word that lie low enough in it
     constexpr unsigned int MASK = (1u << BITS) - 1;
     constexpr float PLACE = 1.0f / (1 << BITS);
+    float sum[OUTPUTS] = {};
     #pragma unroll 2
     for (int k = lane * AT_ONCE; k < K; k += 32 * AT_ONCE) {
         uint4 words[OUTPUTS];
@@ -183,7 +171,7 @@ END = """
     #pragma unroll
     for (int o = 0; o < OUTPUTS; ++o)
         for (int step = 16; step > 0; step /= 2) sum[o] += __shfl_xor_sync(0xffffffff, sum[o], step);
-    if (lane > 0) continue;
+    if (lane > 0) return;
     auto plus = [](T a, T b) { return static_cast<T>(static_cast<float>(a) + static_cast<float>(b)); };
     auto made = [&](int o) { return static_cast<T>(sum[o]); };
 """
@@ -198,8 +186,8 @@ GATED = (
 """
 )
 SINGLE = "const T result = found(0);"
-ADDED = "out[number] = plus(added[number], result); }"
-STORED = "out[number] = result; }"
+ADDED = "out[number] = plus(added[number], result);"
+STORED = "out[number] = result;"
 
 
 def inputs_of(packed: bool, around: Around) -> list[str]:
@@ -210,7 +198,7 @@ def inputs_of(packed: bool, around: Around) -> list[str]:
 
 
 def source_of(packed: bool, around: Around) -> str:
-    steps = [BEGIN, NORMED_ROW if around.norm else ROW, LOOP, PACKED if packed else DENSE, END]
+    steps = [BEGIN, NORMED_ROW if around.norm else ROW, PACKED if packed else DENSE, END]
     steps += [BIASED if around.bias else UNBIASED, GATED if around.gated else SINGLE, ADDED if around.add else STORED]
     return "\n".join(steps)
 
@@ -224,7 +212,6 @@ def _kernel(packed: bool, around: Around) -> Any:
         input_names=inputs_of(packed, around),
         output_names=["out"],
         source=source_of(packed, around),
-        header=HEADER if around.norm else "",
     )
 
 
@@ -237,15 +224,15 @@ def _compiled(form: Form | None, around: Around) -> Any:
 def _launch(form: Form | None, around: Around, x: Any, *others: Any) -> Any:
     rows, words = others[0].shape
     outputs = 2 if around.gated else 1  # of a warp
-    count, each = rows // outputs, _each(form)
-    constants = [("T", x.dtype), ("WARPS", WARPS), ("OUTPUTS", outputs), ("EACH", each), ("AT_ONCE", _at_once(form))]
+    count, each, warps = rows // outputs, _each(form), WARPS // outputs
+    constants = [("T", x.dtype), ("WARPS", warps), ("OUTPUTS", outputs), ("EACH", each), ("AT_ONCE", _at_once(form))]
     constants += [] if form is None else [("GROUP", form.group_size), ("BITS", form.bits)]
-    constants += [("K", words * each), ("AHEAD", AHEAD)] if around.norm else []  # few: every set is compiled
+    constants += [("K", words * each)] if around.norm else []  # few: every set is compiled
     (out,) = _kernel(form is not None, around)(
         inputs=[x, *others],
         template=constants,
-        grid=(min(-(-count // WARPS), MOST_BLOCKS) * WARPS * WARP, 1, 1),
-        threadgroup=(WARPS * WARP, 1, 1),
+        grid=(-(-count // warps) * warps * WARP, 1, 1),
+        threadgroup=(warps * WARP, 1, 1),
         output_shapes=[others[-1].shape if around.add else (*x.shape[:-1], count)],
         output_dtypes=[x.dtype],
     )
