@@ -53,7 +53,7 @@ class Around:
     add: bool = False  # something to the outputs
 
 
-# row(o): the weights of part o of the warp's output; piece(k, c): 8 values of the row x from k + c on, for this lane's k.
+# row(o): the weights of part o of the warp's output; piece(k, c): 8 values of the row from k + c on, for this lane's k.
 BEGIN = """
     const int lane = threadIdx.x % 32;
     const long limit = w_shape[0] / OUTPUTS;
