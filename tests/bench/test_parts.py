@@ -118,6 +118,14 @@ def test_a_part_that_refuses_its_options_is_one_that_failed() -> None:
     assert run.failures == {"http --model smollm2": "SystemExit: 2"}
 
 
+def test_a_part_whose_packages_are_not_here_is_one_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "treadle.bench.http", raising=False)
+    monkeypatch.setitem(sys.modules, "treadle.api.server", None)
+    run = Run("x")
+    run.part(Part("http"), inside)
+    assert "ModuleNotFoundError" in run.failures["http"]
+
+
 def test_no_part_is_begun_when_the_time_is_over(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -136,10 +136,9 @@ def _copy(errors: TextIO, kept: list[str]) -> None:
 
 def inside(part: Part, told: Callable[[str], None]) -> str | None:
     """Run it in this process, with the models that are here already; returns why it failed."""
-    module = importlib.import_module(f"treadle.bench.{part.name}")
     with _heard(told):
         try:
-            module.main(list(part.options))
+            importlib.import_module(f"treadle.bench.{part.name}").main(list(part.options))
         except (Exception, SystemExit) as error:  # whatever one part raises, the others are to be measured
             if isinstance(error, SystemExit) and not error.code:
                 return None
