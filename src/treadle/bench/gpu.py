@@ -1,6 +1,6 @@
 """The suite for a machine with CUDA or Metal: one process that makes each model once for all parts.
 
-    python -m treadle.bench gpu [--models random:8b random:8b:4] [--parts decode batch ...] [--limit-s 300]
+    python -m treadle.bench gpu [--models random:8b random:8b:4] [--parts decode batch ...] [--limit-s 600]
 
 The models have random weights, so nothing is downloaded. Parts are not begun once the time is over, and the last line
 names them. A table of all figures comes last, with their ratio to what they compare with in the same run and their
@@ -41,7 +41,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--models", nargs="+", default=["random:8b", "random:8b:4"])
     parser.add_argument("--small", default=SMALL, help="the model that skims in sparse prefill")
     parser.add_argument("--parts", nargs="+", choices=NAMES)
-    parser.add_argument("--limit-s", type=float, default=300.0, help="no part is begun after so long")
+    parser.add_argument("--limit-s", type=float, default=600.0, help="no part is begun after so long")
     args = parser.parse_args(argv)
     from treadle.bench.shapes import forget
 
