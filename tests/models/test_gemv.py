@@ -25,6 +25,10 @@ AROUND = [
 ]
 
 
+def on_the_host(folder: Path, packed: bool, around: Around) -> Any:
+    return compiled(gemv.inputs_of(packed, around), ["out"], gemv.source_of(packed, around), folder)
+
+
 @pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler")
 @pytest.mark.parametrize(
     "around", AROUND, ids=lambda a: "+".join(n for n in ("norm", "bias", "gated", "add") if getattr(a, n))
@@ -34,10 +38,7 @@ AROUND = [
 def test_the_source_computes_the_product(
     form: gemv.Form | None, around: Around, outputs: int, inputs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def kernel(packed: bool, around: Around) -> Any:
-        return compiled(gemv.inputs_of(packed, around), ["out"], gemv.source_of(packed, around), tmp_path)
-
-    monkeypatch.setattr(gemv, "_kernel", kernel)
+    monkeypatch.setattr(gemv, "_kernel", partial(on_the_host, tmp_path))
     assert gemv._off(form, mx.bfloat16, around, outputs, inputs) < gemv.ROUNDING
 
 
@@ -47,11 +48,8 @@ def test_the_source_computes_the_product(
 def test_a_layer_with_all_that_lies_around_it(
     packed: bool, bias: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def kernel(packed: bool, around: Around) -> Any:
-        return compiled(gemv.inputs_of(packed, around), ["out"], gemv.source_of(packed, around), tmp_path)
-
     gemv._sound.cache_clear()
-    monkeypatch.setattr(gemv, "_kernel", kernel)
+    monkeypatch.setattr(gemv, "_kernel", partial(on_the_host, tmp_path))
     monkeypatch.setattr(gemv, "_compiled", lambda form, around: partial(gemv._launch, form, around))
     monkeypatch.setattr(mx.cuda, "is_available", lambda: True)
     mx.random.seed(3)
