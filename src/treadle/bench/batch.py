@@ -54,7 +54,8 @@ def main(argv: list[str]) -> None:
                 "of roofline": limit.share(streams / speed, num_bytes, work.step_flops(streams, streams)),
             }
         )
-    report("batch", rows, model=subject.name, prompt=args.prompt, **limit.facts)
+    caps = subject.caps
+    report("batch", rows, model=subject.name, prompt=args.prompt, batching=caps.batching.value, why=caps.why, **limit.facts)
 
 
 def _requests(subject: Subject, streams: int, prompt: int, tokens: int) -> list[Request]:

@@ -19,7 +19,7 @@ from treadle.cache.columns import SLACK, STEP, Columns, SoloColumns
 from treadle.cache.layers import Layers, Rows, Stack, State
 from treadle.cache.packed_rows import PackedRows
 from treadle.cache.recent_columns import SoloRecent
-from treadle.models.rounding import distance, tolerance
+from treadle.models.rounding import distance, within
 from treadle.runtime import mlx_lm_module
 from treadle.types import EXACT, Batching, Caps, Footprint, KvFormat, LayerKind
 
@@ -154,13 +154,13 @@ def _checked(model: Any, caps: Caps) -> Caps:
     trial = _trial(caps)
     reference = [_reference(model, p, t) for p, t in zip(trial.prompts, trial.tails, strict=True)]
     own = _attempt(lambda: _solo(model, caps, trial))
-    if (fault := fault_of(reference, own)) is not None:
+    if (fault := fault_of(model, reference, own)) is not None:
         foreign = tuple(LayerKind.FOREIGN for _ in caps.layers)
         return replace(caps, layers=foreign, why=f"our layers differ from the model file's own caches: {fault}")
-    fault = fault_of(reference, _attempt(lambda: _decoded(model, caps, trial)))
+    fault = fault_of(model, reference, _attempt(lambda: _decoded(model, caps, trial)))
     if fault is not None:
         return replace(caps, batching=Batching.NEVER, why=f"rows decoded together differ from rows alone: {fault}")
-    fault = fault_of(reference, _attempt(lambda: _ragged(model, caps, trial)))
+    fault = fault_of(model, reference, _attempt(lambda: _ragged(model, caps, trial)))
     if fault is not None:
         return replace(caps, batching=Batching.DECODE, why=f"padded prefill differs from rows alone: {fault}")
     return replace(caps, batching=Batching.RAGGED, why="rows of different length equal rows alone")
@@ -232,22 +232,19 @@ def _ragged(model: Any, caps: Caps, trial: _Trial) -> list[_Logits]:
 @dataclass(frozen=True)
 class _Logits:
     logits: NDArray[np.float32]  # [steps, vocab]
-    tolerance: float
+    dtype: Any  # that they were computed in
 
 
 def evaluated(logits: Any) -> _Logits:
-    """Logits [steps, vocab] with what may be taken for rounding in their type."""
-    return _Logits(np.array(logits.astype(mx.float32)), tolerance(logits.dtype))
+    """Logits [steps, vocab]."""
+    return _Logits(np.array(logits.astype(mx.float32)), logits.dtype)
 
 
-def fault_of(reference: list[_Logits], found: list[_Logits] | str) -> str | None:
-    """A sentence when logits differ by more than rounding explains."""
+def fault_of(model: Any, reference: list[_Logits], found: list[_Logits] | str) -> str | None:
+    """A sentence when logits of a model differ by more than rounding explains."""
     if isinstance(found, str):
         return found
-    worst = 0.0
-    limit = max(a.tolerance for a in reference)
-    for a, b in zip(reference, found, strict=True):
-        if not np.isfinite(b.logits).all():
-            return "logits are not finite"
-        worst = max(worst, distance(a.logits, b.logits))
-    return f"logits differ by {worst:.2g} of their spread" if worst > limit else None
+    if not all(np.isfinite(one.logits).all() for one in found):
+        return "logits are not finite"
+    worst = max(distance(a.logits, b.logits) for a, b in zip(reference, found, strict=True))
+    return None if within(worst, reference[0].dtype, model) else f"logits differ by {worst:.2g} of their spread"

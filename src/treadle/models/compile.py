@@ -17,7 +17,7 @@ from treadle.cache.columns import SoloColumns
 from treadle.cache.layers import Layers, Rows
 from treadle.models.blocks import MOST_TOKENS, Blocks, Parts, layers_of, parts_of, steps_of
 from treadle.models.kernels import Heads, Plain, checked_kernels
-from treadle.models.rounding import distance, tolerance
+from treadle.models.rounding import distance, tolerance, within
 from treadle.runtime import Backend
 
 log = logging.getLogger("treadle.models")
@@ -103,7 +103,7 @@ def layer_fault(layer: Any, blocks: Blocks) -> str | None:
             memory.end()
         return mx.concatenate(found, axis=1)
 
-    return _compared(blocks, run, (1,))
+    return _compared(blocks, run, (1,), lambda off, dtype: off <= tolerance(dtype))
 
 
 def model_fault(model: Any, blocks: Blocks) -> str | None:
@@ -117,7 +117,7 @@ def model_fault(model: Any, blocks: Blocks) -> str | None:
             memory.end()
         return mx.concatenate(found, axis=1)
 
-    return _compared(blocks, run, (1, 2))
+    return _compared(blocks, run, (1, 2), lambda off, dtype: within(off, dtype, model))
 
 
 def primed(model: Any, rows: int) -> Layers:
@@ -126,7 +126,10 @@ def primed(model: Any, rows: int) -> Layers:
     return _memory(rows, len(model.layers), lambda row, own: model(ids[row], cache=own))
 
 
-def _compared(blocks: Blocks, run: Callable[[int], Any], numbers: Sequence[int]) -> str | None:
+def _compared(
+    blocks: Blocks, run: Callable[[int], Any], numbers: Sequence[int], rounds: Callable[[float, Any], bool]
+) -> str | None:
+    """`rounds`: whether a difference may be rounding, for a type."""
     for rows in numbers:
         blocks.use(False)
         wanted = run(rows)
@@ -139,7 +142,7 @@ def _compared(blocks: Blocks, run: Callable[[int], Any], numbers: Sequence[int])
         finally:
             blocks.use(False)
         off = distance(*(np.array(a.astype(mx.float32)) for a in (wanted, found)))
-        if not off <= tolerance(wanted.dtype):
+        if not rounds(off, wanted.dtype):
             return f"in {rows} rows, results differ by {off:.2g} of the spread"
     return None
 

@@ -21,7 +21,7 @@ from treadle.cache.recent_columns import BLOCK, SPARE
 from treadle.models.calibration import CalibrationFile
 from treadle.models.capabilities import forward, new_layers, packed_layers
 from treadle.models.packed_attention import install
-from treadle.models.rounding import distance, tolerance
+from treadle.models.rounding import distance, within
 from treadle.types import EXACT, Caps, Footprint, KvFormat, LayerKind
 
 PROMPT = BLOCK + 9  # tokens of the trial: the queries of one step have several edges
@@ -66,10 +66,9 @@ def _fault(model: Any, caps: Caps) -> str | None:
             return logits
         found.append(logits)
     worst = distance(*found)
-    limit = max(tolerance(r.keys.dtype) for r in trial.rows)
-    return (
-        None if worst <= limit else f"its attention goes wrong with packed rows (by {worst:.2g} of the logits' spread)"
-    )
+    if within(worst, trial.rows[0].keys.dtype, model):
+        return None
+    return f"its attention goes wrong with packed rows (by {worst:.2g} of the logits' spread)"
 
 
 def _trial(model: Any, caps: Caps, layers: Layers) -> NDArray[np.float32] | str:

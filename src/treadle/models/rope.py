@@ -56,7 +56,7 @@ def gaps_fault(model: Any, caps: Caps) -> str | None:
         reference, found = _by_runs(model, caps, ids), _at_once(model, caps, ids)
     except Exception as error:  # of a third party's model code
         return f"its positions cannot have gaps ({type(error).__name__}: {error})"
-    fault = fault_of([evaluated(reference)], [evaluated(found)])
+    fault = fault_of(model, [evaluated(reference)], [evaluated(found)])
     return None if fault is None else f"its positions cannot have gaps ({fault})"
 
 
