@@ -30,11 +30,12 @@ SHIM = """
 struct bfloat {
     uint16_t bits;
     bfloat() = default;
+    explicit bfloat(uint16_t u) : bits(u) {}
     explicit bfloat(float f) { uint32_t u; memcpy(&u, &f, 4); bits = (u + 0x7fff + ((u >> 16) & 1)) >> 16; }
     explicit operator float() const { uint32_t u = uint32_t(bits) << 16; float f; memcpy(&f, &u, 4); return f; }
 };
 struct uint4 { unsigned int x, y, z, w; };
-struct Index { int x = 1; };
+struct Index { int x = 1, y = 1; };
 static thread_local Index threadIdx, blockIdx, blockDim, gridDim;
 static std::vector<std::unique_ptr<std::barrier<>>> warps;
 static std::unique_ptr<std::barrier<>> block;
@@ -49,6 +50,31 @@ static float __shfl_xor_sync(unsigned, float value, int mask) {
     __syncwarp();
     return found;
 }
+struct uint2 { unsigned int x, y; };
+static unsigned int __byte_perm(unsigned int a, unsigned int b, unsigned int order) {
+    const uint64_t both = (uint64_t(b) << 32) | a;
+    unsigned int found = 0;
+    for (int i = 0; i < 4; ++i) found |= unsigned((both >> (8 * (order >> (4 * i) & 7))) & 0xff) << (8 * i);
+    return found;
+}
+// mma.m16n8k16: lane l has rows l/4 and l/4 + 8 of a, column l/4 of b, numbers 2 (l % 4) + {0, 1, 8, 9} of both.
+static unsigned int pieces[32][32][6];
+template <bool BF16>
+static void tile(float (&sum)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
+    static_assert(BF16);
+    auto mine = pieces[threadIdx.x / 32];
+    const unsigned int given[6] = {a0, a1, a2, a3, b0, b1};
+    memcpy(mine[threadIdx.x % 32], given, sizeof given);
+    __syncwarp();
+    auto half = [](unsigned int pair, int k) { return float(bfloat{uint16_t(k % 2 ? pair >> 16 : pair)}); };
+    for (int i = 0; i < 4; ++i) {
+        const int row = threadIdx.x % 32 / 4 + i / 2 * 8, column = threadIdx.x % 4 * 2 + i % 2;
+        for (int k = 0; k < 16; ++k)
+            sum[i] += half(mine[row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2], k)
+                    * half(mine[column * 4 + k % 8 / 2][4 + k / 8], k);
+    }
+    __syncwarp();
+}
 static float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 static float __uint_as_float(unsigned int u) { float f; memcpy(&f, &u, 4); return f; }
 template <class X> static X __ldg(const X* p) { return *p; }
@@ -56,14 +82,14 @@ using std::min;
 #define __shared__ static
 """
 LAUNCH = """
-extern "C" void launch(void** arrays, int* shapes, int blocks, int threads) {
+extern "C" void launch(void** arrays, int* shapes, int blocks, int columns, int threads) {
     block = std::make_unique<std::barrier<>>(threads);
     warps.clear();
     for (int w = 0; w < threads; w += 32) warps.push_back(std::make_unique<std::barrier<>>(std::min(32, threads - w)));
-    for (int b = 0; b < blocks; ++b) {
+    for (int b = 0; b < blocks * columns; ++b) {
         std::vector<std::thread> all;
         for (int t = 0; t < threads; ++t) all.emplace_back([=] {
-            threadIdx.x = t, blockIdx.x = b, blockDim.x = threads, gridDim.x = blocks;
+            threadIdx.x = t, blockIdx.x = b % blocks, blockIdx.y = b / blocks, blockDim.x = threads, gridDim.x = blocks;
             body(arrays, shapes);
         });
         for (auto& one : all) one.join();
@@ -89,8 +115,9 @@ def compiled(inputs_of: Sequence[str], outputs_of: Sequence[str], source: str, f
         arguments += zip(outputs_of, output_dtypes, strict=True)
         lines = [f"auto {a} = static_cast<{C_TYPES[kind]}*>(arrays[{i}]);" for i, (a, kind) in enumerate(arguments)]
         lines += [f"const int* {a}_shape = shapes + {SIZES * i};" for i, a in enumerate(inputs_of)]
+        lines += [f"constexpr int {a}_ndim = {given.ndim};" for a, given in zip(inputs_of, inputs, strict=True)]
         lines += [
-            f"using {key} = {C_TYPES[value]};" if key == "T" else f"constexpr int {key} = {value};"
+            f"using {key} = {C_TYPES[value]};" if key == "T" else f"constexpr int {key} = {int(value)};"
             for key, value in template
         ]
         text = SHIM + "static void body(void** arrays, int* shapes) {" + "\n".join(lines) + source + "}" + LAUNCH
@@ -101,7 +128,7 @@ def compiled(inputs_of: Sequence[str], outputs_of: Sequence[str], source: str, f
         ]
         pointers = (ctypes.c_void_p * len(arguments))(*[a.ctypes.data for a in held + out])
         shapes = (ctypes.c_int * (SIZES * len(inputs)))(*[n for a in inputs for n in (*a.shape, *[1] * SIZES)[:SIZES]])
-        library(text, folder).launch(pointers, shapes, -(-grid[0] // threadgroup[0]), threadgroup[0])
+        library(text, folder).launch(pointers, shapes, -(-grid[0] // threadgroup[0]), grid[1], threadgroup[0])
         return [mx.array(a).view(d) for a, d in zip(out, output_dtypes, strict=True)]
 
     return launch

@@ -29,10 +29,8 @@ def test_any_shape_gives_the_same_product(shape: tuple[int, int], pad: bool) -> 
 def test_many_rows_meet_unpacked_weights(bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """From UNPACK_FROM rows on there, and as long as the unpacked weights stay small enough."""
     unpacked: list[int] = []
-    original = FlatQuantizedLinear._unpacked
-    monkeypatch.setattr(
-        FlatQuantizedLinear, "_unpacked", lambda self, x: (unpacked.append(x.shape[1]), original(self, x))[1]
-    )
+    original = linear._unpacked
+    monkeypatch.setattr(linear, "_unpacked", lambda layer, x: (unpacked.append(x.shape[1]), original(layer, x))[1])
     model = nn.Sequential(nn.QuantizedLinear.from_linear(nn.Linear(64, 96, bias=bias), 32, 4))
     xs = [mx.random.normal((1, n, 64)) for n in (199, 200, 300)]
     before = [np.array(model(x)) for x in xs]

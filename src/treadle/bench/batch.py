@@ -55,7 +55,9 @@ def main(argv: list[str]) -> None:
             }
         )
     caps = subject.caps
-    report("batch", rows, model=subject.name, prompt=args.prompt, batching=caps.batching.value, why=caps.why, **limit.facts)
+    report(
+        "batch", rows, model=subject.name, prompt=args.prompt, batching=caps.batching.value, why=caps.why, **limit.facts
+    )
 
 
 def _requests(subject: Subject, streams: int, prompt: int, tokens: int) -> list[Request]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 import mlx.core as mx
@@ -26,9 +26,9 @@ import mlx.nn as nn
 from treadle.cache.layers import Rows
 from treadle.models.attention import NAME
 from treadle.models.fuse import stack_of
-from treadle.models.gemv import knows, row_product
-from treadle.models.kernels import Heads, Plain, Turn, padded
-from treadle.models.linear import PAD_TO, FlatQuantizedLinear
+from treadle.models.kernels import Heads, Plain, Turn
+from treadle.models.linear import FlatQuantizedLinear
+from treadle.models.products import most_rows, product
 
 FAMILIES = tuple(f"mlx_lm.models.{name}" for name in ("llama", "qwen2", "qwen3", "mimo", "seed_oss", "ernie4_5"))
 LAYERS = ("TransformerBlock", "DecoderLayer")
@@ -60,17 +60,13 @@ class Parts:
     pieces: Plain
     heads: Heads
     eps: float
-    pads: bool  # 2..7 tokens cost its products more than 8
     before: Any  # weights [size] of the norms
     behind: Any
     qkv: Callable[[Any], Any]
     out: Callable[[Any], Any]
-    gate_up: Callable[[Any], Any]
+    opened: Callable[[Any], Any]  # what the gates let through
     down: Callable[[Any], Any]
     alone: Alone | None
-
-    def slots(self, tokens: int) -> int:
-        return PAD_TO if self.pads and 1 < tokens < PAD_TO else tokens
 
     def asked(self, stacked: Any, position: Any, tokens: int) -> tuple[Any, Any, Any]:
         """Queries, keys and values from their product; `position` int32 [rows] of the first token of each row."""
@@ -80,26 +76,24 @@ class Parts:
         """The same for a hidden state [tokens, size]."""
         tokens = stream.shape[0]
         if tokens == 1 and self.alone is not None:
-            return self.asked(row_product(self.alone.qkv, stream, self.before, self.eps), position, 1)
-        normed = padded(mx.fast.rms_norm(stream, self.before, self.eps), self.slots(tokens))
-        return self.asked(self.qkv(normed), position, tokens)
+            return self.asked(product(self.alone.qkv, stream, self.before, self.eps), position, 1)
+        return self.asked(self.qkv(mx.fast.rms_norm(stream, self.before, self.eps)), position, tokens)
 
     def rest(self, stream: Any, attended: Any) -> tuple[Any, Any]:
-        """The hidden state [tokens, size] without what the MLP adds, and that, in `slots` rows."""
-        slots = self.slots(stream.shape[0])
+        """The hidden state [tokens, size] without what the MLP adds, and that."""
         found = attended if attended.shape[2] == 1 else attended.swapaxes(1, 2)
-        added = self.out(padded(found.reshape(stream.shape[0], -1), slots))
-        stream, normed = self.pieces.add_norm(stream, added, self.behind, self.eps, slots)
-        return stream, self.down(self.pieces.gated(self.gate_up(normed)))
+        added = self.out(found.reshape(stream.shape[0], -1))
+        stream, normed = self.pieces.add_norm(stream, added, self.behind, self.eps)
+        return stream, self.down(self.opened(normed))
 
     def finished(self, stream: Any, attended: Any) -> Any:
         """The hidden state [tokens, size] behind the layer."""
         if self.alone is None or stream.shape[0] > 1:
             stream, added = self.rest(stream, attended)
-            return stream + added[: stream.shape[0]]
-        stream = row_product(self.alone.out, attended, added=stream)
-        opened = row_product(self.alone.gate_up, stream, self.behind, self.eps, gated=True)
-        return row_product(self.alone.down, opened, added=stream)
+            return stream + added
+        stream = product(self.alone.out, attended, added=stream)
+        opened = product(self.alone.gate_up, stream, self.behind, self.eps, gated=True)
+        return product(self.alone.down, opened, added=stream)
 
 
 def _compiled(first: Parts | None, second: Parts | None) -> Any:
@@ -127,8 +121,7 @@ def _compiled(first: Parts | None, second: Parts | None) -> Any:
             stream = first.finished(stream, attended)
             return stream, *second.enter(stream, position)
         stream, added = first.rest(stream, attended)
-        slots = second.slots(stream.shape[0])
-        stream, normed = first.pieces.add_norm(stream, added, second.before, second.eps, slots)
+        stream, normed = first.pieces.add_norm(stream, added, second.before, second.eps)
         return stream, *second.asked(second.qkv(normed), position, stream.shape[0])
 
     if first is None:
@@ -244,8 +237,15 @@ def parts_of(layer: Any, pieces: Callable[[Heads, int, int, Any], Plain]) -> Par
         return None
     before, behind = (norm.weight for norm in norms)
     made = pieces(heads, before.shape[0], _outputs(members[2]) // 2, before.dtype)
-    pads = any(getattr(one, "pad", False) for group in members for one in _singles(group))
-    return Parts(made, heads, norms[0].eps, pads, before, behind, qkv, out, gate_up, down, _alone(members, norms))
+    opened = _opened(members[2], gate_up, made)
+    return Parts(made, heads, norms[0].eps, before, behind, qkv, out, opened, down, _alone(members, norms))
+
+
+def _opened(members: Sequence[Any], gate_up: Callable[[Any], Any], pieces: Plain) -> Callable[[Any], Any]:
+    """[rows, inputs] to what the gates let through."""
+    single, *others = _singles(members)
+    most = 0 if others else most_rows(single, gated=True)
+    return lambda x: product(single, x, gated=True) if x.shape[0] <= most else pieces.gated(gate_up(x))
 
 
 def _alone(members: Sequence[Sequence[Any]], norms: Sequence[Any]) -> Alone | None:
@@ -254,9 +254,9 @@ def _alone(members: Sequence[Sequence[Any]], norms: Sequence[Any]) -> Alone | No
     if any(len(group) > 1 for group in groups):
         return None
     qkv, out, gate_up, down = (group[0] for group in groups)
-    known = knows(qkv, norm=True) and knows(out, add=True) and knows(gate_up, norm=True, gated=True)
+    known = most_rows(qkv, norm=True) and most_rows(out, add=True) and most_rows(gate_up, norm=True, gated=True)
     alike = all(layer.get("scales", layer.weight).dtype == norms[0].weight.dtype for layer in (qkv, out, gate_up, down))
-    return Alone(qkv, out, gate_up, down) if known and knows(down, add=True) and alike else None
+    return Alone(qkv, out, gate_up, down) if known and most_rows(down, add=True) and alike else None
 
 
 def _singles(members: Sequence[Any]) -> list[Any]:
@@ -280,27 +280,20 @@ def _product(members: Sequence[Any]) -> Callable[[Any], Any] | None:
 
 
 def _single_product(layer: Any) -> Callable[[Any], Any] | None:
-    if type(layer) is nn.Linear:
-        turned, bias = layer.weight.T, layer.get("bias")
-        mx.eval(turned)  # a view; a product with it is one operation
-        many = (lambda x: x @ turned) if bias is None else (lambda x: mx.addmm(bias, x, turned))
-    elif type(layer) in (nn.QuantizedLinear, FlatQuantizedLinear):
-        many = partial(_quantised, dict(layer), {key: getattr(layer, key) for key in ("group_size", "bits", "mode")})
-    else:
+    if type(layer) is FlatQuantizedLinear:
+        return layer
+    if type(layer) is not nn.Linear:
         return None
-    return partial(_of_one_row, layer, many) if knows(layer) else many
+    turned, bias = layer.weight.T, layer.get("bias")
+    mx.eval(turned)  # a view; a product with it is one operation
+    most = most_rows(layer)
 
+    def many(x: Any) -> Any:
+        if x.shape[0] <= most:
+            return product(layer, x)
+        return x @ turned if bias is None else mx.addmm(bias, x, turned)
 
-def _of_one_row(layer: Any, many: Callable[[Any], Any], x: Any) -> Any:
-    """By the faster product for a single row, which is compiled only once; else as `many`."""
-    if x.shape[0] > 1:
-        return many(x)
-    return row_product(layer, x)
-
-
-def _quantised(arrays: dict[str, Any], settings: dict[str, Any], x: Any) -> Any:
-    made = mx.quantized_matmul(x, arrays["weight"], arrays["scales"], arrays.get("biases"), transpose=True, **settings)
-    return made + arrays["bias"] if "bias" in arrays else made
+    return many
 
 
 def _heads(attention: Any, outputs: int) -> Heads | None:

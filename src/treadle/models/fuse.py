@@ -2,8 +2,8 @@
 
 A product on CUDA takes about the same time whether it has 1,024 outputs or 6,144: launching it costs as much as a
 narrow one computes. So the weights of q, k and v (and of gate and up) are stacked. The model file still
-calls each projection: the first call computes for all, the others take their part. Quantised ones multiply few
-rows each by its own share of the stacked weights, which is faster there. No weight is held twice.
+calls each projection: the first call computes for all, the others take their part. Quantised ones without a kernel for
+few rows multiply these each by its own share of the stacked weights, which is faster there. No weight is held twice.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def _alike(members: Sequence[Any]) -> bool:
 def _least_rows(layer: Any) -> int | None:
     """None for a layer of another kind, which may do more than a product."""
     if isinstance(layer, nn.QuantizedLinear):
-        return LEAST_ROWS[nn.QuantizedLinear]
+        return 1 if getattr(layer, "most", 0) else LEAST_ROWS[nn.QuantizedLinear]
     return LEAST_ROWS.get(type(layer))
 
 

@@ -27,15 +27,11 @@ KERNELS = (ADD_NORM, HEADS, GATED)
 # What a kernel's result may differ by from MLX's own, as a share of the largest number: about two roundings.
 ROUNDING = {mx.bfloat16: 2**-6, mx.float16: 2**-9, mx.float32: 2**-12}
 
-# One block for each row of `normed`; rows beyond those of `stream` are zeros.
+# One block for each row.
 ADD_NORM_SOURCE = """
     constexpr int E = (S + THREADS - 1) / THREADS;
     __shared__ float sums[32];
     const int row = blockIdx.x, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    if (row >= stream_shape[0]) {
-        for (int d = threadIdx.x; d < S; d += THREADS) normed[row * S + d] = static_cast<T>(0.0f);
-        return;
-    }
     float mine[E];
     float total = 0.0f;
     #pragma unroll
@@ -156,19 +152,17 @@ class Heads:
 class Plain:
     """The pieces by MLX's own operations."""
 
-    def add_norm(self, stream: Any, branch: Any, weight: Any, eps: float, slots: int) -> tuple[Any, Any]:
-        """`stream` [rows, size] and the first rows of `branch`: their sum, and it normed in `slots` >= rows rows."""
-        rows = stream.shape[0]
-        total = stream + (branch if branch.shape[0] == rows else branch[:rows])
-        return total, padded(mx.fast.rms_norm(total, weight, eps), slots)
+    def add_norm(self, stream: Any, branch: Any, weight: Any, eps: float) -> tuple[Any, Any]:
+        """The sum of both, [rows, size], and it normed."""
+        total = stream + branch
+        return total, mx.fast.rms_norm(total, weight, eps)
 
     def heads(self, stacked: Any, position: Any, n: int, heads: Heads) -> tuple[Any, Any, Any]:
-        """From [slots, (heads + 2 kv heads) * dim] queries, keys and values [rows, heads, n, dim], turned.
+        """From [rows * n, (heads + 2 kv heads) * dim] queries, keys and values [rows, heads, n, dim], turned.
 
         `position`: int32 [rows], where the first of the `n` tokens of each row stands.
         """
         rows, dim = position.shape[0], heads.dim
-        stacked = stacked if stacked.shape[0] == rows * n else stacked[: rows * n]
         first, second = heads.num_heads * dim, (heads.num_heads + heads.num_kv_heads) * dim
         queries, keys, values = (
             part.reshape(rows, -1, 1, dim) if n == 1 else part.reshape(rows, n, -1, dim).swapaxes(1, 2)
@@ -180,7 +174,7 @@ class Plain:
         return heads.rope(queries, offset=position), heads.rope(keys, offset=position), values
 
     def gated(self, stacked: Any) -> Any:
-        """SwiGLU of [slots, gate and up side by side]."""
+        """SwiGLU of [rows, gate and up side by side]."""
         gate, up = mx.split(stacked, 2, axis=-1)
         return nn.silu(gate) * up
 
@@ -191,17 +185,17 @@ class Kernels(Plain):
     def __init__(self, usable: tuple[str, ...] = KERNELS) -> None:
         self.usable = usable
 
-    def add_norm(self, stream: Any, branch: Any, weight: Any, eps: float, slots: int) -> tuple[Any, Any]:
-        size = stream.shape[1]
+    def add_norm(self, stream: Any, branch: Any, weight: Any, eps: float) -> tuple[Any, Any]:
+        rows, size = stream.shape
         if ADD_NORM not in self.usable or not _alike(stream, branch, weight):
-            return super().add_norm(stream, branch, weight, eps, slots)
+            return super().add_norm(stream, branch, weight, eps)
         threads = min(MOST_THREADS, -(-size // WARP) * WARP)
         total, normed = _kernel(ADD_NORM)(
             inputs=[stream, branch, weight, numbers(eps)],
             template=[("T", stream.dtype), ("S", size), ("THREADS", threads)],
-            grid=(slots * threads, 1, 1),
+            grid=(rows * threads, 1, 1),
             threadgroup=(threads, 1, 1),
-            output_shapes=[stream.shape, (slots, size)],
+            output_shapes=[stream.shape, stream.shape],
             output_dtypes=[stream.dtype, stream.dtype],
         )
         return total, normed
@@ -269,11 +263,6 @@ def _alike(*arrays: Any) -> bool:
     return arrays[0].dtype in ROUNDING and all(a.dtype == arrays[0].dtype for a in arrays)
 
 
-def padded(x: Any, slots: int) -> Any:
-    """[rows, size] with rows of zeros up to `slots`."""
-    return x if x.shape[0] == slots else mx.pad(x, [(0, slots - x.shape[0]), (0, 0)])
-
-
 def checked_kernels(heads: Heads, size: int, width: int, dtype: Any) -> Plain:
     """The pieces for layers of these measures, by kernels where they give what MLX's own operations give here.
 
@@ -319,7 +308,7 @@ def difference(name: str, pieces: Plain, heads: Heads, size: int, width: int, dt
 def _tried(name: str, pieces: Plain, heads: Heads, size: int, width: int, dtype: Any, rows: int) -> tuple[Any, ...]:
     if name == ADD_NORM:
         stream, branch, weight = _trial(dtype, (rows, size), (rows, size), (size,))
-        return pieces.add_norm(stream, branch, weight, 1e-5, rows + 2)
+        return pieces.add_norm(stream, branch, weight, 1e-5)
     if name == GATED:
         return (pieces.gated(*_trial(dtype, (rows, 2 * width))),)
     stacked = _trial(dtype, (rows * rows, (heads.num_heads + 2 * heads.num_kv_heads) * heads.dim))[0]

@@ -1,0 +1,117 @@
+"""Products of few rows by CUDA kernels, for the linear layers that they know. Engine thread only.
+
+Weights that are not packed have a kernel for one row (`gemv.py`), packed ones for up to `MOST_ROWS` (`few_rows.py`).
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import lru_cache, partial
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+
+from treadle.models import few_rows, gemv
+from treadle.models.around import MOST_NORMED, Around
+from treadle.models.few_rows import MOST_ROWS, Form
+from treadle.models.kernels import numbers
+
+log = logging.getLogger("treadle.models")
+
+TYPES = (mx.bfloat16, mx.float16)
+BITS = (4, 8)
+GROUPS = (32, 64, 128)
+TRIAL_INPUTS, TRIAL_OUTPUTS, TRIAL_ROWS = 1024, 38, 19
+ROUNDING = 2**-6  # of the largest output: two roundings to bfloat16
+
+
+def most_rows(layer: Any, norm: bool = False, gated: bool = False, add: bool = False) -> int:
+    """For how many rows `product` computes this with a linear layer: on CUDA, of types that the kernels read. Or 0."""
+    if not mx.cuda.is_available():
+        return 0
+    form = _form(layer)
+    if form is not None and (layer.mode != "affine" or form.bits not in BITS or form.group_size not in GROUPS):
+        return 0
+    weights = _weights(layer)
+    inputs = weights[0].shape[1] * (1 if form is None else 32 // form.bits)
+    fits = inputs % 8 == 0 and not (norm and inputs > MOST_NORMED) and not (gated and weights[0].shape[0] % 2)
+    around = Around(norm, "bias" in layer, gated, add)
+    if weights[-1].dtype not in TYPES or not fits:
+        return 0
+    most = 1 if form is None or norm or add else MOST_ROWS
+    return most if _sound(form, weights[-1].dtype, around, most, inputs if norm else TRIAL_INPUTS) else 0
+
+
+def product(layer: Any, x: Any, norm: Any = None, eps: float = 0.0, gated: bool = False, added: Any = None) -> Any:
+    """Rows [.., inputs] through a linear layer, no more than `most_rows` tells with the same around.
+
+    `norm`: weight [inputs] of an RMS norm before it; `gated`: silu of the first half of the outputs times the second
+    half; `added`: [.., outputs] to be added, of which the result takes the shape. All are of the rows' type.
+    """
+    around = Around(norm is not None, "bias" in layer, gated, added is not None)
+    given = [] if norm is None else [norm, numbers(eps)]
+    more = [a for a in (layer.get("bias"), added) if a is not None]
+    return _compiled(_form(layer), around)(x, *_weights(layer), *given, *more)
+
+
+@lru_cache(maxsize=32)
+def _compiled(form: Form | None, around: Around) -> Any:
+    """The launch, compiled: the text of a kernel is put together once for each set of shapes."""
+    return mx.compile(partial(_launch, form, around))
+
+
+def _launch(form: Form | None, around: Around, x: Any, *others: Any) -> Any:
+    return gemv.launch(around, x, *others) if form is None else few_rows.launch(form, around, x, *others)
+
+
+def _form(layer: Any) -> Form | None:
+    quantised = isinstance(layer, (nn.QuantizedLinear, nn.QuantizedEmbedding))
+    return Form(layer.group_size, layer.bits) if quantised else None
+
+
+def _weights(layer: Any) -> list[Any]:
+    return [layer[key] for key in ("weight", "scales", "biases") if key in layer]
+
+
+@lru_cache(maxsize=32)
+def _sound(form: Form | None, dtype: Any, around: Around, most: int, inputs: int = TRIAL_INPUTS) -> bool:
+    """Whether a kernel can be built here and computes what MLX does, up to rounding, for up to `most` rows."""
+    tried = (1,) if most == 1 else (1, TRIAL_ROWS)
+    try:
+        worst = float(np.max([_off(form, dtype, around, rows, inputs=inputs) for rows in tried]))  # or NaN
+    except RuntimeError as error:
+        log.warning("The kernel for products of few rows cannot be built here, MLX's own is used: %s", error)
+        return False
+    if not worst <= ROUNDING:
+        log.warning("A product of few rows by the kernel for %s is off by %.2g; MLX's own is used.", form, worst)
+    return worst <= ROUNDING
+
+
+def _off(
+    form: Form | None, dtype: Any, around: Around, rows: int, outputs: int = TRIAL_OUTPUTS, inputs: int = TRIAL_INPUTS
+) -> float:
+    """The largest difference in a trial, as a share of the largest number; NaN where a result is not finite."""
+
+    def drawn(seed: int, *shape: int) -> Any:
+        return mx.random.normal(shape, key=mx.random.key(seed)).astype(dtype)
+
+    weight, x, norm = drawn(1, outputs, inputs), drawn(2, rows, inputs), drawn(3, inputs)
+    bias, added = drawn(4, outputs), drawn(5, rows, outputs // around.outputs)
+    weights = [weight] if form is None else list(mx.quantize(weight, form.group_size, form.bits))
+    more = ((norm, around.norm), (numbers(1e-5), around.norm), (bias, around.bias), (added, around.add))
+    found = _launch(form, around, x, *weights, *[a for a, given in more if given])
+    whole = weight
+    if form is not None:
+        scales, biases = (a.astype(mx.float32) for a in weights[1:])
+        whole = mx.dequantize(weights[0], scales, biases, group_size=form.group_size, bits=form.bits)
+    x = mx.fast.rms_norm(x, norm, 1e-5) if around.norm else x
+    wanted = x.astype(mx.float32) @ whole.astype(mx.float32).T
+    wanted = wanted + bias if around.bias else wanted
+    if around.gated:
+        gate, up = mx.split(wanted, 2, axis=-1)
+        wanted = nn.silu(gate) * up
+    expected = np.array(wanted + added if around.add else wanted)
+    off = np.abs(np.array(found.astype(mx.float32)) - expected).max()
+    return float(off / np.abs(expected).max())

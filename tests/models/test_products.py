@@ -1,0 +1,174 @@
+"""Products by CUDA kernels: which layers and rows get them, and what their sources compute, compiled as C++."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import pytest
+
+from tests.models.cuda_host import COMPILER, compiled
+from treadle.models import few_rows, gemv, linear, products
+from treadle.models.around import Around
+from treadle.models.few_rows import Form
+
+AROUND = [
+    Around(),
+    Around(bias=True),
+    Around(add=True),
+    Around(norm=True, bias=True),
+    Around(norm=True, gated=True),
+    Around(bias=True, gated=True, add=True),
+]
+FORMS = [Form(size, bits) for size in (32, 64, 128) for bits in (4, 8)]
+
+needs_compiler = pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler")
+
+
+@pytest.fixture
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Kernels run on this machine, as if it had CUDA."""
+
+    def dense(around: Around) -> Any:
+        return compiled(around.inputs("w"), ["out"], gemv.source_of(around), tmp_path)
+
+    def packed(around: Around) -> Any:
+        return compiled(around.inputs("w", "scales", "biases"), ["out"], few_rows.source_of(around), tmp_path)
+
+    monkeypatch.setattr(gemv, "kernel", dense)
+    monkeypatch.setattr(few_rows, "kernel", packed)
+    monkeypatch.setattr(products, "_compiled", lambda form, around: partial(products._launch, form, around))
+    monkeypatch.setattr(mx.cuda, "is_available", lambda: True)
+    products._sound.cache_clear()
+    yield
+    products._sound.cache_clear()
+
+
+def name(around: Around) -> str:
+    return around.named("product")
+
+
+@needs_compiler
+@pytest.mark.parametrize("around", AROUND, ids=name)
+@pytest.mark.parametrize(("outputs", "inputs"), [(38, 512), (8, 1152), (2, 128)])
+def test_one_row_meets_weights_that_are_not_packed(around: Around, outputs: int, inputs: int, host: None) -> None:
+    assert products._off(None, mx.bfloat16, around, 1, outputs, inputs) < products.ROUNDING
+
+
+@needs_compiler
+@pytest.mark.parametrize("around", AROUND, ids=name)
+@pytest.mark.parametrize("form", [Form(64, 4), Form(128, 8)], ids=str)
+def test_one_row_meets_packed_weights(form: Form, around: Around, host: None) -> None:
+    for outputs, inputs in ((38, 512), (2, 128), (70, 896)):
+        assert products._off(form, mx.bfloat16, around, 1, outputs, inputs) < products.ROUNDING
+
+
+@needs_compiler
+@pytest.mark.parametrize("form", FORMS, ids=str)
+@pytest.mark.parametrize("around", [Around(bias=True), Around(gated=True)], ids=name)
+def test_several_rows_meet_packed_weights(form: Form, around: Around, host: None) -> None:
+    assert products._off(form, mx.bfloat16, around, 3, 38, 384) < products.ROUNDING
+
+
+@needs_compiler
+@pytest.mark.parametrize("rows", [8, 13, 35])
+def test_many_rows_take_more_tiles_or_blocks(rows: int, host: None) -> None:
+    assert products._off(Form(64, 4), mx.bfloat16, Around(), rows, 38, 384) < products.ROUNDING
+
+
+@needs_compiler
+@pytest.mark.parametrize("block", [(1, 2), (1, 4), (2, 4), (4, 2)], ids=str)
+@pytest.mark.parametrize("rows", [1, 11])
+def test_a_block_may_have_any_measures(
+    block: tuple[int, int], rows: int, host: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(few_rows, "_block", lambda outputs, gated, row_tiles: block)
+    for inputs in (64, 256, 1984):  # fewer pieces than warps, and a last one that is not whole
+        assert products._off(Form(64, 4), mx.bfloat16, Around(bias=True), rows, 150, inputs) < products.ROUNDING
+
+
+@needs_compiler
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_layer_with_all_that_lies_around_it(packed: bool, bias: bool, host: None) -> None:
+    mx.random.seed(3)
+    layer = nn.QuantizedLinear(128, 16, bias=bias, bits=4) if packed else nn.Linear(128, 16, bias=bias)
+    layer.set_dtype(mx.bfloat16)
+    x, norm, added = (mx.random.normal(shape).astype(mx.bfloat16) for shape in ((1, 1, 128), (128,), (1, 8)))
+    assert products.most_rows(layer) == (few_rows.MOST_ROWS if packed else 1)
+    assert products.most_rows(layer, norm=True, gated=True, add=True) == 1
+    assert mx.allclose(products.product(layer, x), layer(x), atol=2e-2)
+    gate, up = mx.split(layer(mx.fast.rms_norm(x, norm, 1e-5)), 2, axis=-1)
+    wanted = (nn.silu(gate) * up)[0] + added
+    found = products.product(layer, x, norm, 1e-5, gated=True, added=added)
+    assert found.shape == added.shape and mx.allclose(found, wanted, atol=5e-2)
+
+
+@needs_compiler
+@pytest.mark.parametrize("shape", [(5, 1), (1, 5), (2, 3), (6,)])
+def test_rows_may_lie_in_any_axes(shape: tuple[int, ...], host: None) -> None:
+    layer = nn.QuantizedLinear(128, 24, bits=4)
+    layer.set_dtype(mx.bfloat16)
+    x = mx.random.normal((*shape, 128)).astype(mx.bfloat16)
+    found = products.product(layer, x)
+    wanted = x @ mx.dequantize(layer.weight, layer.scales, layer.biases, bits=4, group_size=64).T + layer.bias
+    assert found.shape == (*shape, 24) and mx.allclose(found, wanted, atol=5e-2)
+
+
+def test_only_cuda_has_the_kernels() -> None:
+    assert not products.most_rows(nn.Linear(64, 64)) and not products.most_rows(nn.QuantizedLinear(64, 64))
+
+
+def test_layers_of_other_forms_are_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mx.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(products, "_sound", lambda form, dtype, around, most, inputs: True)
+    half = nn.Linear(256, 8)
+    half.set_dtype(mx.bfloat16)
+    assert products.most_rows(half) and not products.most_rows(nn.Linear(256, 8)), "float32 is not read"
+    narrow = nn.Linear(20, 8)
+    narrow.set_dtype(mx.bfloat16)
+    assert not products.most_rows(narrow)
+    packed = nn.QuantizedLinear(256, 8, group_size=64, bits=4)
+    packed.set_dtype(mx.bfloat16)
+    assert products.most_rows(packed)
+    packed.bits = 6
+    assert not products.most_rows(packed)
+    long = nn.Linear(products.MOST_NORMED + 8, 8)
+    long.set_dtype(mx.bfloat16)
+    assert products.most_rows(long) and not products.most_rows(long, norm=True)
+
+
+def test_as_many_rows_as_the_kernel_takes_go_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    def plain(layer: Any, x: Any) -> Any:
+        return (x @ mx.dequantize(layer.weight, layer.scales, layer.biases, group_size=32, bits=4).T) + 1000
+
+    monkeypatch.setattr(linear, "product", plain)
+    model = nn.Sequential(nn.QuantizedLinear(64, 16, group_size=32, bits=4))
+    linear.flatten_rows(model, pad=True)
+    layer = model.layers[0]
+    layer.most = 3
+    for shape, by_kernel in (((1, 1), True), ((3, 1), True), ((1, 3), True), ((4, 1), False), ((1, 300), False)):
+        assert bool((layer(mx.ones((*shape, 64))) > 500).all()) == by_kernel
+    layer.most = 0
+    assert (layer(mx.ones((1, 1, 64))) < 500).all()
+
+
+def test_a_kernel_that_is_wrong_is_not_used(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def nothing(form: Any, around: Any, x: Any, *weights: Any) -> Any:
+        return mx.zeros((x.shape[0], weights[0].shape[0]), x.dtype)
+
+    def no_number(form: Any, around: Any, x: Any, *weights: Any) -> Any:
+        return mx.full((x.shape[0], weights[0].shape[0]), mx.nan, x.dtype)
+
+    def broken(form: Any, around: Any, x: Any, *weights: Any) -> Any:
+        raise RuntimeError("no compiler")
+
+    for wrong, told in ((nothing, "off by"), (no_number, "off by nan"), (broken, "no compiler")):
+        products._sound.cache_clear()
+        monkeypatch.setattr(products, "_launch", wrong)
+        assert not products._sound(Form(64, 4), mx.bfloat16, Around(), 8) and told in caplog.text
+    products._sound.cache_clear()
