@@ -18,6 +18,7 @@ import mlx.core as mx
 from treadle.cache import recent_columns
 from treadle.cache.pieces import Piece
 from treadle.cache.quantise import Packed
+from treadle.models.cuda import Kernel
 
 log = logging.getLogger("treadle.models")
 
@@ -198,18 +199,14 @@ CODES = ["key_words", "key_scales", "key_biases", "value_words", "value_scales",
 
 @lru_cache(maxsize=4)
 def _kernel(packed: bool, several: bool) -> Any:
-    return mx.fast.cuda_kernel(
-        name=f"treadle_few_queries{'_packed' if packed else ''}{'_part' if several else ''}",
-        input_names=ROWS + (CODES if packed else []),
-        output_names=["out"],
-        source=SETUP + (PACKED if packed else EXACT) + JOIN.replace("STORE", PART if several else WHOLE),
-        ensure_row_contiguous=False,
-    )
+    name = f"treadle_few_queries{'_packed' if packed else ''}{'_part' if several else ''}"
+    source = SETUP + (PACKED if packed else EXACT) + JOIN.replace("STORE", PART if several else WHOLE)
+    return Kernel(name, ROWS + (CODES if packed else []), ["out"], source)
 
 
 @lru_cache(maxsize=1)
 def _merge() -> Any:
-    return mx.fast.cuda_kernel(name="treadle_merge_parts", input_names=["parts"], output_names=["out"], source=MERGE)
+    return Kernel("treadle_merge_parts", ["parts"], ["out"], MERGE)
 
 
 @lru_cache(maxsize=8)

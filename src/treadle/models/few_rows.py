@@ -18,6 +18,7 @@ from typing import Any
 import mlx.core as mx
 
 from treadle.models.around import NORMED_ROW, Around, end_of
+from treadle.models.cuda import Kernel
 
 MOST_ROWS = 128  # unpacked weights are faster for more
 ROW_TILES = (1, 2, 4)  # of 8 rows in a block; each number is compiled
@@ -228,13 +229,8 @@ def source_of(around: Around) -> str:
 
 @lru_cache(maxsize=32)
 def kernel(around: Around) -> Any:
-    return mx.fast.cuda_kernel(
-        name=around.named("treadle_few_rows"),
-        input_names=around.inputs("w", "scales", "biases"),
-        output_names=["out"],
-        source=source_of(around),
-        header=HEADER,
-    )
+    inputs = around.inputs("w", "scales", "biases")
+    return Kernel(around.named("treadle_few_rows"), inputs, ["out"], source_of(around), HEADER)
 
 
 def launch(form: Form, around: Around, x: Any, *others: Any) -> Any:

@@ -11,9 +11,8 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-import mlx.core as mx
-
 from treadle.models.around import NORMED_ROW, Around, end_of
+from treadle.models.cuda import Kernel
 
 WARP = 32
 WARPS = 8  # of a block, and half of them where each has a gate and what it opens: so measured
@@ -69,12 +68,7 @@ def source_of(around: Around) -> str:
 
 @lru_cache(maxsize=32)
 def kernel(around: Around) -> Any:
-    return mx.fast.cuda_kernel(
-        name=around.named("treadle_gemv"),
-        input_names=around.inputs("w"),
-        output_names=["out"],
-        source=source_of(around),
-    )
+    return Kernel(around.named("treadle_gemv"), around.inputs("w"), ["out"], source_of(around))
 
 
 def launch(around: Around, x: Any, *others: Any) -> Any:

@@ -18,6 +18,8 @@ import mlx.nn as nn
 import numpy as np
 from numpy.typing import NDArray
 
+from treadle.models.cuda import Kernel
+
 log = logging.getLogger("treadle.models")
 
 WARP = 32
@@ -248,7 +250,7 @@ def _kernel(name: str) -> Any:
         ),
         GATED: (["stacked"], ["out"], GATED_SOURCE),
     }[name]
-    return mx.fast.cuda_kernel(name=f"treadle_{name}", input_names=inputs, output_names=outputs, source=source)
+    return Kernel(f"treadle_{name}", inputs, outputs, source)
 
 
 @lru_cache(maxsize=16)
