@@ -132,7 +132,7 @@ class Nvrtc:
 
     def __init__(self, library: Any, architecture: str) -> None:
         self._library = library
-        self._options = [f"--gpu-architecture={architecture}", "--std=c++17"]
+        self._options = [f"--gpu-architecture={architecture}", "--std=c++17", "--device-as-default-execution-space"]
         major, minor = ctypes.c_int(), ctypes.c_int()
         self._do("nvrtcVersion", ctypes.byref(major), ctypes.byref(minor))
         self.version = f"{architecture} {major.value}.{minor.value}"
