@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -117,6 +119,22 @@ def test_refused_tokens_give_their_columns_back() -> None:
         rows.rewind(0, 3)
         rows.rewind(1, 3)
     assert rows.layers.columns[None].index == before
+
+
+def test_the_table_travels_once_a_step_and_has_all_that_the_step_reads(tmp_path: Path) -> None:
+    rows = Rows(HashModel(("rows",)))
+    rows.join([1, 2])
+    rows.join([3])
+    own = rows.layers.columns[None]
+    for step in ([[5], [6]], [[7, 8], [9]], [[4], [4]]):
+        own.begin([len(tokens) for tokens in step])
+        views = [own.view_of(own.make_mask(1, True, None)) for _ in range(3)]
+        mx.export_to_dot(str(tmp_path / "graph"), views[-1][0])
+        assert (tmp_path / "graph").read_text().count("SliceUpdate") <= 1, "every layer asks, one is answered anew"
+        end = own.read_to
+        np.testing.assert_array_equal(np.array(views[0][0])[:, :end], own.table[:, :end])
+        own.end()
+        own.rewind(0, 1)
 
 
 def test_recurrent_layers_refuse_to_rewind() -> None:

@@ -180,7 +180,7 @@ class BatchColumns:
         self._width = 0
         self._begun = 0  # the column in which the last step began
         self._device: Any = None  # the table on the device, right for columns below `_clean`
-        self._clean = 0
+        self._clean, self._sent = 0, False  # and whether this step's tokens are there
         self._masks: dict[tuple[int, int | None, Any], Any] = {}
         self._limits: dict[int | None, Any] = {}
         self._gaps: list[int] = []
@@ -269,6 +269,7 @@ class BatchColumns:
         self._masks.clear()
         self._limits.clear()
         self._numbers = self._offset = None
+        self._sent = False
 
     def end(self) -> None:
         self.lengths = [length + count for length, count in zip(self.lengths, self._counts, strict=True)]
@@ -292,7 +293,7 @@ class BatchColumns:
         self.lengths[row] = length
         while end >= self.index > 0 and (self.table[:, self.index - 1] == FREE).all():
             self.index -= 1
-        self._clean = min(self._clean, first, self.index)
+        self._clean, self._sent = min(self._clean, first, self.index), False
         self._numbers = self._offset = None
 
     def held(self, row: int) -> NDArray[np.intp]:
@@ -364,9 +365,9 @@ class BatchColumns:
         end = self.read_to
         if self._device is None or self._device.shape != self.table.shape:
             self._device = mx.array(self.table)
-        elif self._clean < end:
+        elif self._clean < end and not self._sent:
             self._device[:, self._clean : end] = mx.array(self.table[:, self._clean : end])
-        self._clean = self.index + self._width  # what lies beyond is written by steps to come
+        self._clean, self._sent = self.index + self._width, True  # what lies beyond is written by steps to come
         return self._device
 
     def _ensure(self, columns: int) -> None:
@@ -375,7 +376,7 @@ class BatchColumns:
             self.table = np.pad(self.table, ((0, 0), (0, extra)), constant_values=FREE)
 
     def _forget(self) -> None:
-        self._device, self._clean, self._numbers, self._offset = None, 0, None, None
+        self._device, self._clean, self._sent, self._numbers, self._offset = None, 0, False, None, None
         self._masks.clear()
 
 
