@@ -75,10 +75,11 @@ static void tile(float (&sum)[4], unsigned a0, unsigned a1, unsigned a2, unsigne
     }
     __syncwarp();
 }
+#define __expf std::exp
 static float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 static float __uint_as_float(unsigned int u) { float f; memcpy(&f, &u, 4); return f; }
 template <class X> static X __ldg(const X* p) { return *p; }
-using std::min;
+using std::min, std::max;
 #define __shared__ static
 """
 LAUNCH = """

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
 
+from tests.models.cuda_host import COMPILER, compiled
 from tests.tiny import CONFIGS, VOCAB, built
 from treadle.cache import recent_columns
 from treadle.cache.columns import SoloColumns
@@ -210,3 +212,28 @@ def test_what_has_sinks_is_left_to_mlx(calls: list[Any], installed: Any) -> None
 )
 def test_columns_are_split_only_where_few_blocks_face_many(blocks: int, reach: int, expected: int) -> None:
     assert few_queries.parts(blocks, reach) == expected
+
+
+@pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler")
+@pytest.mark.parametrize(("num_parts", "dim"), [(2, 32), (33, 64), (32, 128)])
+def test_parts_are_joined_as_if_they_had_been_one(num_parts: int, dim: int, tmp_path: Path) -> None:
+    """The kernel's source, compiled as C++; one part has seen nothing."""
+    rng = np.random.default_rng(num_parts)
+    scores, values = rng.normal(0, 4, (3, num_parts, 5)), rng.normal(size=(3, num_parts, 5, dim))
+    tops = scores.max(axis=-1, keepdims=True)
+    weights = np.exp(scores - tops)
+    sums = np.einsum("hpc,hpcd->hpd", weights, values)
+    parts = np.concatenate([sums, tops, weights.sum(axis=-1, keepdims=True)], axis=-1)
+    parts[:, -1, :dim], parts[:, -1, dim], parts[:, -1, dim + 1] = 0, -1e30, 0
+    whole = np.exp(scores[:, :-1] - scores[:, :-1].max(axis=(1, 2), keepdims=True))
+    wanted = np.einsum("hpc,hpcd->hd", whole, values[:, :-1]) / whole.sum(axis=(1, 2))[:, None]
+    merge = compiled(["parts"], ["out"], few_queries.MERGE, tmp_path)
+    (found,) = merge(
+        inputs=[mx.array(parts.astype(np.float32)).reshape(1, 3, 1, num_parts, dim + 2)],
+        template=[("T", mx.float32), ("D", dim), ("MOST_PARTS", 32)],
+        grid=(3 * dim, 1, 1),
+        threadgroup=(dim, 1, 1),
+        output_shapes=[(3, dim)],
+        output_dtypes=[mx.float32],
+    )
+    np.testing.assert_allclose(np.array(found), wanted, atol=1e-5)

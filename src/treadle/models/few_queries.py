@@ -179,18 +179,24 @@ PART = """
             out[(at * num_parts + part) * (D + 2) + D + 1] = below;
         }
 """
+# A block for each query of a head, a thread for each dimension; every warp weighs the parts by itself.
 MERGE = """
+    __shared__ float shares[MOST_PARTS + 1];
     const long at = blockIdx.x;
-    const int d = threadIdx.x, num_parts = parts_shape[3];
+    const int d = threadIdx.x, lane = threadIdx.x % 32, num_parts = parts_shape[3];
     const float* mine = parts + at * num_parts * (D + 2);
-    float top = -1e30f;
-    for (int p = 0; p < num_parts; ++p) top = fmaxf(top, mine[p * (D + 2) + D]);
-    float above = 0.0f, below = 0.0f;
-    for (int p = 0; p < num_parts; ++p) {
+    float top = -1e30f, below = 0.0f, above = 0.0f;
+    for (int p = lane; p < num_parts; p += 32) top = fmaxf(top, mine[p * (D + 2) + D]);
+    for (int step = 16; step > 0; step /= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, step));
+    for (int p = lane; p < num_parts; p += 32) {
         const float fade = __expf(mine[p * (D + 2) + D] - top);
-        above += fade * mine[p * (D + 2) + d];
+        if (threadIdx.x < 32) shares[p] = fade;
         below += fade * mine[p * (D + 2) + D + 1];
     }
+    for (int step = 16; step > 0; step /= 2) below += __shfl_xor_sync(0xffffffff, below, step);
+    __syncthreads();
+    #pragma unroll 16
+    for (int p = 0; p < num_parts; ++p) above += shares[p] * mine[p * (D + 2) + d];
     out[at * D + d] = static_cast<T>(below > 0.0f ? above / below : 0.0f);
 """
 ROWS = ["queries", "keys", "values", "table", "position", "limits", "scale"]
@@ -274,7 +280,7 @@ def _launch(*inputs: Any, split: int, packed: tuple[int, int] | None) -> Any:
         return out
     (out,) = _merge()(
         inputs=[out],
-        template=[("T", queries.dtype), ("D", dim)],
+        template=[("T", queries.dtype), ("D", dim), ("MOST_PARTS", MOST_PARTS)],
         grid=(rows * heads * n * dim, 1, 1),
         threadgroup=(dim, 1, 1),
         output_shapes=[queries.shape],
