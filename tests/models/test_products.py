@@ -119,6 +119,16 @@ def test_rows_may_lie_in_any_axes(shape: tuple[int, ...], host: None) -> None:
     assert found.shape == (*shape, 24) and mx.allclose(found, wanted, atol=5e-2)
 
 
+def test_rows_of_another_type_are_not_for_the_kernel() -> None:
+    layer = nn.QuantizedLinear(128, 24, bits=4)
+    layer.set_dtype(mx.bfloat16)
+    for dtype, taken in ((mx.bfloat16, True), (mx.float16, False), (mx.float32, False)):
+        assert products.takes(layer, mx.zeros((2, 4, 128), dtype), 8) == taken
+    assert not products.takes(layer, mx.zeros((9, 128), mx.bfloat16), 8)
+    dense = nn.Linear(128, 24)
+    assert products.takes(dense, mx.zeros((1, 128)), 1) and not products.takes(dense, mx.zeros((2, 128)), 1)
+
+
 def test_only_cuda_has_the_kernels() -> None:
     assert not products.most_rows(nn.Linear(64, 64)) and not products.most_rows(nn.QuantizedLinear(64, 64))
 

@@ -28,7 +28,7 @@ from treadle.models.attention import NAME
 from treadle.models.fuse import stack_of
 from treadle.models.kernels import Heads, Plain, Turn
 from treadle.models.linear import FlatQuantizedLinear
-from treadle.models.products import most_rows, product
+from treadle.models.products import most_rows, product, takes
 
 FAMILIES = tuple(f"mlx_lm.models.{name}" for name in ("llama", "qwen2", "qwen3", "mimo", "seed_oss", "ernie4_5"))
 LAYERS = ("TransformerBlock", "DecoderLayer")
@@ -245,7 +245,7 @@ def _opened(members: Sequence[Any], gate_up: Callable[[Any], Any], pieces: Plain
     """[rows, inputs] to what the gates let through."""
     single, *others = _singles(members)
     most = 0 if others else most_rows(single, gated=True)
-    return lambda x: product(single, x, gated=True) if x.shape[0] <= most else pieces.gated(gate_up(x))
+    return lambda x: product(single, x, gated=True) if takes(single, x, most) else pieces.gated(gate_up(x))
 
 
 def _alone(members: Sequence[Sequence[Any]], norms: Sequence[Any]) -> Alone | None:
@@ -289,7 +289,7 @@ def _single_product(layer: Any) -> Callable[[Any], Any] | None:
     most = most_rows(layer)
 
     def many(x: Any) -> Any:
-        if x.shape[0] <= most:
+        if takes(layer, x, most):
             return product(layer, x)
         return x @ turned if bias is None else mx.addmm(bias, x, turned)
 

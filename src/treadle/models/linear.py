@@ -19,7 +19,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_map
 
-from treadle.models.products import most_rows, product
+from treadle.models.products import most_rows, product, takes
 
 MOST_FLAT = 64  # rows
 PAD_TO = 8
@@ -48,9 +48,9 @@ class FlatQuantizedEmbedding(nn.QuantizedEmbedding):  # type: ignore[misc]
 
 
 def _of_rows(layer: Any, plain: Callable[[Any], Any], x: Any) -> Any:
-    rows = x.size // x.shape[-1]
-    if rows <= layer.most:
+    if layer.most and takes(layer, x, layer.most):
         return product(layer, x)
+    rows = x.size // x.shape[-1]
     many = layer.most + 1 if layer.most else UNPACK_FROM
     if layer.pad and rows >= many and x.shape[-1] * layer.weight.shape[0] <= MOST_UNPACKED:
         return _unpacked(layer, x)

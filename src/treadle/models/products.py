@@ -44,6 +44,11 @@ def most_rows(layer: Any, norm: bool = False, gated: bool = False, add: bool = F
     return most if _sound(form, weights[-1].dtype, around, most, inputs if norm else TRIAL_INPUTS) else 0
 
 
+def takes(layer: Any, x: Any, most: int) -> bool:
+    """Whether `product` may be given rows [.., inputs] of a layer for which `most_rows` told `most`."""
+    return bool(x.size <= most * x.shape[-1] and x.dtype == _weights(layer)[-1].dtype)
+
+
 def product(layer: Any, x: Any, norm: Any = None, eps: float = 0.0, gated: bool = False, added: Any = None) -> Any:
     """Rows [.., inputs] through a linear layer, no more than `most_rows` tells with the same around.
 
