@@ -41,7 +41,8 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     monkeypatch.setattr(gemv, "kernel", dense)
     monkeypatch.setattr(few_rows, "kernel", packed)
-    monkeypatch.setattr(products, "_compiled", lambda form, around: partial(products._launch, form, around))
+    monkeypatch.setattr(products, "_compiled", lambda form, around, *shapes: partial(products._launch, form, around))
+    monkeypatch.setattr(products, "TRIAL_INPUTS", 1024)  # here threads are slow
     monkeypatch.setattr(mx.cuda, "is_available", lambda: True)
     products._sound.cache_clear()
     yield
@@ -56,7 +57,7 @@ def name(around: Around) -> str:
 @pytest.mark.parametrize("around", AROUND, ids=name)
 @pytest.mark.parametrize(("outputs", "inputs"), [(38, 512), (8, 1152), (2, 128)])
 def test_one_row_meets_weights_that_are_not_packed(around: Around, outputs: int, inputs: int, host: None) -> None:
-    assert products._off(None, mx.bfloat16, around, 1, outputs, inputs) < products.ROUNDING
+    assert products._off(None, mx.bfloat16, around, 1, outputs, inputs) < products.ROUNDING[mx.bfloat16]
 
 
 @needs_compiler
@@ -64,20 +65,20 @@ def test_one_row_meets_weights_that_are_not_packed(around: Around, outputs: int,
 @pytest.mark.parametrize("form", [Form(64, 4), Form(128, 8)], ids=str)
 def test_one_row_meets_packed_weights(form: Form, around: Around, host: None) -> None:
     for outputs, inputs in ((38, 512), (2, 128), (70, 896)):
-        assert products._off(form, mx.bfloat16, around, 1, outputs, inputs) < products.ROUNDING
+        assert products._off(form, mx.bfloat16, around, 1, outputs, inputs) < products.ROUNDING[mx.bfloat16]
 
 
 @needs_compiler
 @pytest.mark.parametrize("form", FORMS, ids=str)
 @pytest.mark.parametrize("around", [Around(bias=True), Around(gated=True)], ids=name)
 def test_several_rows_meet_packed_weights(form: Form, around: Around, host: None) -> None:
-    assert products._off(form, mx.bfloat16, around, 3, 38, 384) < products.ROUNDING
+    assert products._off(form, mx.bfloat16, around, 3, 38, 384) < products.ROUNDING[mx.bfloat16]
 
 
 @needs_compiler
 @pytest.mark.parametrize("rows", [8, 13, 35])
 def test_many_rows_take_more_tiles_or_blocks(rows: int, host: None) -> None:
-    assert products._off(Form(64, 4), mx.bfloat16, Around(), rows, 38, 384) < products.ROUNDING
+    assert products._off(Form(64, 4), mx.bfloat16, Around(), rows, 38, 384) < products.ROUNDING[mx.bfloat16]
 
 
 @needs_compiler
@@ -88,7 +89,10 @@ def test_a_block_may_have_any_measures(
 ) -> None:
     monkeypatch.setattr(few_rows, "_block", lambda outputs, gated, row_tiles: block)
     for inputs in (64, 256, 1984):  # fewer pieces than warps, and a last one that is not whole
-        assert products._off(Form(64, 4), mx.bfloat16, Around(bias=True), rows, 150, inputs) < products.ROUNDING
+        assert (
+            products._off(Form(64, 4), mx.bfloat16, Around(bias=True), rows, 150, inputs)
+            < products.ROUNDING[mx.bfloat16]
+        )
 
 
 @needs_compiler
@@ -147,9 +151,23 @@ def test_layers_of_other_forms_are_not_known(monkeypatch: pytest.MonkeyPatch) ->
     assert products.most_rows(packed)
     packed.bits = 6
     assert not products.most_rows(packed)
+    packed.bits = 4
+    packed.bias = mx.zeros(8)
+    assert not products.most_rows(packed), "a bias of another type"
     long = nn.Linear(products.MOST_NORMED + 8, 8)
     long.set_dtype(mx.bfloat16)
     assert products.most_rows(long) and not products.most_rows(long, norm=True)
+
+
+def test_devices_without_the_instruction_have_no_kernel_for_packed_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mx.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(products, "_sound", lambda form, dtype, around, most, inputs: True)
+    layer = nn.QuantizedLinear(256, 8, group_size=64, bits=4, bias=False)
+    layer.set_dtype(mx.bfloat16)
+    for major, most in ((7, 0), (8, few_rows.MOST_ROWS)):
+        told = {"compute_capability_major": major}
+        monkeypatch.setattr(mx, "device_info", lambda *_, told=told: told)
+        assert products.most_rows(layer) == most
 
 
 def test_as_many_rows_as_the_kernel_takes_go_there(monkeypatch: pytest.MonkeyPatch) -> None:

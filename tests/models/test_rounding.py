@@ -18,6 +18,9 @@ def test_a_model_may_differ_by_what_it_differs_from_itself(monkeypatch: pytest.M
     monkeypatch.setattr(rounding, "own_distance", lambda model: 0.05)
     assert rounding.within(0.07, mx.bfloat16, None) and rounding.within(0.09, mx.bfloat16, None)
     assert not rounding.within(0.11, mx.bfloat16, None) and not rounding.within(np.nan, mx.bfloat16, None)
+    monkeypatch.setattr(rounding, "own_distance", lambda model: 9.0)
+    assert not rounding.within(0.3, mx.bfloat16, None), "whatever the model does by itself"
+    monkeypatch.setattr(rounding, "own_distance", lambda model: 0.05)
     assert not rounding.within(0.11, mx.float32, None) and rounding.within(0.04, mx.float32, None)
 
 

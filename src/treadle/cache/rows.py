@@ -172,7 +172,7 @@ def cut_columns(buffer: Any, row: int, columns: NDArray[np.intp]) -> Any:
     first = int(columns[0]) if n else 0
     if n == 0 or (int(columns[-1]) - first + 1 == n and (np.diff(columns) == 1).all()):
         return mx.contiguous(line[:, :, first : first + n])
-    return mx.take(line, mx.array(columns), axis=2)
+    return mx.contiguous(mx.take(line, mx.array(columns), axis=2))  # kernels read buffers as they lie in memory
 
 
 def resized(old: Any, shape: tuple[int, ...], dtype: Any) -> Any:

@@ -2,7 +2,7 @@
 
 Such a step is short on the device, and the host hands it over operation by operation. A layer of the usual kind, by its
 model file, has some forty of them: besides its products there are transposes of weights, reshapes, slices, norms. Here
-it has about fifteen, and ten for a single row on CUDA, where a product takes along what lies around it (`gemv.py`).
+it has about fifteen, and ten for a single row on CUDA, where a product takes along what lies around it (`products.py`).
 What lies between one attention and the next (the rest of a layer and the beginning of the next) is one compiled
 function over [tokens, size], with weights as constants and positions as an array, so that it is traced once for a
 number of rows and tokens and never again. The cache and attention are called as the model file calls them.
@@ -72,11 +72,15 @@ class Parts:
         """Queries, keys and values from their product; `position` int32 [rows] of the first token of each row."""
         return self.pieces.heads(stacked, position, tokens // position.shape[0], self.heads)
 
+    def single(self, stream: Any) -> Alone | None:
+        """The layers for this hidden state, if it is one row of the type that their kernels read."""
+        return self.alone if stream.shape[0] == 1 and stream.dtype == self.before.dtype else None
+
     def enter(self, stream: Any, position: Any) -> tuple[Any, Any, Any]:
         """The same for a hidden state [tokens, size]."""
         tokens = stream.shape[0]
-        if tokens == 1 and self.alone is not None:
-            return self.asked(product(self.alone.qkv, stream, self.before, self.eps), position, 1)
+        if (alone := self.single(stream)) is not None:
+            return self.asked(product(alone.qkv, stream, self.before, self.eps), position, 1)
         return self.asked(self.qkv(mx.fast.rms_norm(stream, self.before, self.eps)), position, tokens)
 
     def rest(self, stream: Any, attended: Any) -> tuple[Any, Any]:
@@ -88,12 +92,12 @@ class Parts:
 
     def finished(self, stream: Any, attended: Any) -> Any:
         """The hidden state [tokens, size] behind the layer."""
-        if self.alone is None or stream.shape[0] > 1:
+        if (alone := self.single(stream)) is None:
             stream, added = self.rest(stream, attended)
             return stream + added
-        stream = product(self.alone.out, attended, added=stream)
-        opened = product(self.alone.gate_up, stream, self.behind, self.eps, gated=True)
-        return product(self.alone.down, opened, added=stream)
+        stream = product(alone.out, attended, added=stream)
+        opened = product(alone.gate_up, stream, self.behind, self.eps, gated=True)
+        return product(alone.down, opened, added=stream)
 
 
 def _compiled(first: Parts | None, second: Parts | None) -> Any:
@@ -117,7 +121,7 @@ def _compiled(first: Parts | None, second: Parts | None) -> Any:
     def cross(stream: Any, attended: Any, position: Any) -> tuple[Any, ...]:
         Traces.count += 1
         assert first is not None and second is not None
-        if stream.shape[0] == 1 and first.alone is not None and second.alone is not None:
+        if first.single(stream) is not None and second.single(stream) is not None:
             stream = first.finished(stream, attended)
             return stream, *second.enter(stream, position)
         stream, added = first.rest(stream, attended)
@@ -255,7 +259,8 @@ def _alone(members: Sequence[Sequence[Any]], norms: Sequence[Any]) -> Alone | No
         return None
     qkv, out, gate_up, down = (group[0] for group in groups)
     known = most_rows(qkv, norm=True) and most_rows(out, add=True) and most_rows(gate_up, norm=True, gated=True)
-    alike = all(layer.get("scales", layer.weight).dtype == norms[0].weight.dtype for layer in (qkv, out, gate_up, down))
+    types = [layer.get("scales", layer.weight).dtype for layer in (qkv, out, gate_up, down)]
+    alike = all(kind == norms[0].weight.dtype for kind in (*types, norms[1].weight.dtype))
     return Alone(qkv, out, gate_up, down) if known and most_rows(down, add=True) and alike else None
 
 

@@ -246,5 +246,5 @@ def fault_of(model: Any, reference: list[_Logits], found: list[_Logits] | str) -
         return found
     if not all(np.isfinite(one.logits).all() for one in found):
         return "logits are not finite"
-    worst = max(distance(a.logits, b.logits) for a, b in zip(reference, found, strict=True))
+    worst = float(np.max([distance(a.logits, b.logits) for a, b in zip(reference, found, strict=True)]))
     return None if within(worst, reference[0].dtype, model) else f"logits differ by {worst:.2g} of their spread"

@@ -2,7 +2,8 @@
 
 `mx.fast.cuda_kernel` puts headers of MLX before every kernel: some 3 s each with NVRTC, at each start, and a model has
 a dozen. Kernels that need no header are compiled here by the same NVRTC in a tenth of that, and kept in the cache
-folder; `mx.fast.precompiled_cuda_kernel` launches them. Where either is missing, or refuses, MLX's own way is taken.
+folder; `mx.fast.precompiled_cuda_kernel` launches them. Where either is missing, or the compiler refuses, MLX's own
+way is taken.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import hashlib
 import logging
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache, cached_property
 from typing import Any
 
@@ -78,9 +80,12 @@ class Kernel:
     ) -> list[Any]:
         places = {"grid": grid, "threadgroup": threadgroup}
         results = {"output_shapes": output_shapes, "output_dtypes": output_dtypes}
+        compiler = nvrtc()
+        if compiler is None or any(kind not in TYPES for kind in (*(a.dtype for a in inputs), *output_dtypes)):
+            return self._plain(inputs=inputs, template=template, **places, **results)  # type: ignore[no-any-return]
         text = self.text(inputs, template, output_dtypes)
         name = f"{self.name}_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
-        code = None if (compiler := nvrtc()) is None else compiler.code(name, text.replace(NAME, name))
+        code = compiler.code(name, text.replace(NAME, name))
         if code is None:
             return self._plain(inputs=inputs, template=template, **places, **results)  # type: ignore[no-any-return]
         return mx.fast.precompiled_cuda_kernel(
@@ -132,10 +137,15 @@ class Nvrtc:
 
     def __init__(self, library: Any, architecture: str) -> None:
         self._library = library
-        self._options = [f"--gpu-architecture={architecture}", "--std=c++17", "--device-as-default-execution-space"]
+        self._options = [
+            f"--gpu-architecture={architecture}",
+            "--std=c++17",
+            "--device-as-default-execution-space",
+            "-w",
+        ]
         major, minor = ctypes.c_int(), ctypes.c_int()
         self._do("nvrtcVersion", ctypes.byref(major), ctypes.byref(minor))
-        self.version = f"{architecture} {major.value}.{minor.value}"
+        self.version = f"{major.value}.{minor.value} {' '.join(self._options)}"
         self._known: dict[str, bytes | None] = {}
 
     def code(self, name: str, text: str) -> bytes | None:
@@ -169,6 +179,8 @@ class Nvrtc:
             draft.replace(path)
         except OSError as error:
             log.debug("A compiled kernel is not kept: %s.", error)
+            with suppress(OSError):
+                draft.unlink(missing_ok=True)
         return code
 
     def compiled(self, name: str, text: str) -> bytes:

@@ -250,7 +250,7 @@ def launch(form: Form, around: Around, x: Any, *others: Any) -> Any:
         template=constants,
         grid=(-(-count // results) * warps * WARP, -(-rows // (8 * row_tiles)), 1),
         threadgroup=(warps * WARP, 1, 1),
-        output_shapes=[others[-1].shape if around.add else (*_leading(x, inputs), count)],
+        output_shapes=[others[-1].shape if around.add else (*x.shape[:-1], count)],
         output_dtypes=[x.dtype],
     )
     return out
@@ -263,8 +263,3 @@ def _block(outputs: int, gated: bool, row_tiles: int) -> tuple[int, int]:
     if row_tiles > 2:
         return 2, 8
     return 1, 8 if outputs <= WIDE else 4
-
-
-def _leading(x: Any, inputs: int) -> tuple[int, ...]:
-    """The shape of x without the inputs; of a row, they may lie over several axes."""
-    return tuple(x.shape[:-1]) if x.shape[-1] == inputs else (x.size // inputs,)

@@ -14,6 +14,8 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
+from treadle.models.linear import FlatQuantizedLinear
+
 SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 STACKED = ("weight", "scales", "biases", "bias")
 LEAST_ROWS = {nn.Linear: 1, nn.QuantizedLinear: 8}  # from how many rows on the stacked product is the faster one
@@ -117,8 +119,8 @@ def _alike(members: Sequence[Any]) -> bool:
 
 def _least_rows(layer: Any) -> int | None:
     """None for a layer of another kind, which may do more than a product."""
-    if isinstance(layer, nn.QuantizedLinear):
-        return 1 if getattr(layer, "most", 0) else LEAST_ROWS[nn.QuantizedLinear]
+    if type(layer) is FlatQuantizedLinear:
+        return 1 if layer.most else LEAST_ROWS[nn.QuantizedLinear]
     return LEAST_ROWS.get(type(layer))
 
 

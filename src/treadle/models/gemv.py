@@ -16,7 +16,6 @@ from treadle.models.cuda import Kernel
 
 WARP = 32
 WARPS = 8  # of a block, and half of them where each has a gate and what it opens: so measured
-AT_ONCE = 8  # numbers that a lane reads at once, of each output
 
 # row(o): the weights of part o of the warp's output; piece(k): 8 values of the row from k on, for this lane's k.
 BEGIN = """

@@ -1,7 +1,7 @@
 """Quantised linear layers that see a batch of single tokens as one matrix. Engine thread only.
 
 A decode step hands [rows, 1, inputs] to every layer. MLX's quantised product treats the leading axis as a batch and
-reads the weights once per row; the same rows as one [rows, inputs] matrix read them once.
+reads the weights once per row; the same rows as one [rows, inputs] matrix read them once, from 8 rows on on CUDA.
 
 On CUDA, few rows have a kernel of ours (`few_rows.py`) where it knows the layer, and for more of them (a chunk of a
 prompt) weights are unpacked. Of a layer that is packed in another way, 2..7 rows cost more than 8 and are padded, and
@@ -28,7 +28,7 @@ MOST_UNPACKED = 2**27  # weights at once: 256 MB in bfloat16
 
 
 class FlatQuantizedLinear(nn.QuantizedLinear):  # type: ignore[misc]
-    """`nn.QuantizedLinear` over flattened rows; with `pad`, 2..7 rows are 8, and weights are unpacked for many."""
+    """`nn.QuantizedLinear` over flattened rows; `pad`: 2..7 without a kernel are 8, and many meet unpacked weights."""
 
     pad = False
     most = 0  # rows that have a faster product

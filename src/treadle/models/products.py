@@ -16,15 +16,15 @@ import numpy as np
 from treadle.models import few_rows, gemv
 from treadle.models.around import MOST_NORMED, Around
 from treadle.models.few_rows import MOST_ROWS, Form
-from treadle.models.kernels import numbers
+from treadle.models.kernels import ROUNDING, numbers
 
 log = logging.getLogger("treadle.models")
 
 TYPES = (mx.bfloat16, mx.float16)
 BITS = (4, 8)
 GROUPS = (32, 64, 128)
-TRIAL_INPUTS, TRIAL_OUTPUTS, TRIAL_ROWS = 1024, 38, 19
-ROUNDING = 2**-6  # of the largest output: two roundings to bfloat16
+TRIAL_INPUTS, TRIAL_OUTPUTS, TRIAL_ROWS = 4160, 38, 19  # inputs: several times what the warps of a block take
+AMPERE = 8  # the first devices with the instruction of `few_rows.py`
 
 
 def most_rows(layer: Any, norm: bool = False, gated: bool = False, add: bool = False) -> int:
@@ -32,13 +32,16 @@ def most_rows(layer: Any, norm: bool = False, gated: bool = False, add: bool = F
     if not mx.cuda.is_available():
         return 0
     form = _form(layer)
+    if form is not None and int(mx.device_info().get("compute_capability_major", AMPERE)) < AMPERE:
+        return 0
     if form is not None and (layer.mode != "affine" or form.bits not in BITS or form.group_size not in GROUPS):
         return 0
     weights = _weights(layer)
     inputs = weights[0].shape[1] * (1 if form is None else 32 // form.bits)
     fits = inputs % 8 == 0 and not (norm and inputs > MOST_NORMED) and not (gated and weights[0].shape[0] % 2)
     around = Around(norm, "bias" in layer, gated, add)
-    if weights[-1].dtype not in TYPES or not fits:
+    alike = all(a.dtype == weights[-1].dtype for a in (*weights[1:], *([layer.bias] if around.bias else [])))
+    if weights[-1].dtype not in TYPES or not fits or not alike:
         return 0
     most = 1 if form is None or norm or add else MOST_ROWS
     return most if _sound(form, weights[-1].dtype, around, most, inputs if norm else TRIAL_INPUTS) else 0
@@ -46,7 +49,7 @@ def most_rows(layer: Any, norm: bool = False, gated: bool = False, add: bool = F
 
 def takes(layer: Any, x: Any, most: int) -> bool:
     """Whether `product` may be given rows [.., inputs] of a layer for which `most_rows` told `most`."""
-    return bool(x.size <= most * x.shape[-1] and x.dtype == _weights(layer)[-1].dtype)
+    return bool(0 < x.size <= most * x.shape[-1] and x.dtype == _weights(layer)[-1].dtype)
 
 
 def product(layer: Any, x: Any, norm: Any = None, eps: float = 0.0, gated: bool = False, added: Any = None) -> Any:
@@ -58,12 +61,16 @@ def product(layer: Any, x: Any, norm: Any = None, eps: float = 0.0, gated: bool 
     around = Around(norm is not None, "bias" in layer, gated, added is not None)
     given = [] if norm is None else [norm, numbers(eps)]
     more = [a for a in (layer.get("bias"), added) if a is not None]
-    return _compiled(_form(layer), around)(x, *_weights(layer), *given, *more)
+    weights = _weights(layer)
+    return _compiled(_form(layer), around, x.shape, weights[0].shape, x.dtype)(x, *weights, *given, *more)
 
 
-@lru_cache(maxsize=32)
-def _compiled(form: Form | None, around: Around) -> Any:
-    """The launch, compiled: the text of a kernel is put together once for each set of shapes."""
+@lru_cache(maxsize=4096)
+def _compiled(form: Form | None, around: Around, *shapes: Any) -> Any:
+    """The launch, compiled: the text of a kernel is put together once for each set of shapes.
+
+    A function for each, because MLX looks for the shapes that a function has met one by one.
+    """
     return mx.compile(partial(_launch, form, around))
 
 
@@ -87,11 +94,14 @@ def _sound(form: Form | None, dtype: Any, around: Around, most: int, inputs: int
     try:
         worst = float(np.max([_off(form, dtype, around, rows, inputs=inputs) for rows in tried]))  # or NaN
     except RuntimeError as error:
-        log.warning("The kernel for products of few rows cannot be built here, MLX's own is used: %s", error)
+        log.warning(
+            "The kernel for products of few rows cannot be built here, MLX's own is used: %s",
+            str(error).strip().partition("\n")[0],
+        )
         return False
-    if not worst <= ROUNDING:
+    if not worst <= ROUNDING[dtype]:
         log.warning("A product of few rows by the kernel for %s is off by %.2g; MLX's own is used.", form, worst)
-    return worst <= ROUNDING
+    return worst <= ROUNDING[dtype]
 
 
 def _off(
