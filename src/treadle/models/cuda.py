@@ -27,6 +27,7 @@ FOLDER = "cuda"
 MOST_FILES = 512
 LIBRARIES = ("libnvrtc.so.13", "libnvrtc.so.12")  # as MLX has loaded it
 DIGEST = 32  # bytes before the code in a file
+NAME = "NAME_OF_KERNEL"  # until the text is known
 TYPES = {
     mx.bfloat16: "bfloat16",
     mx.float16: "float16",
@@ -127,9 +128,6 @@ class Kernel:
             source=self.source,
             header=self.header,
         )
-
-
-NAME = "NAME_OF_KERNEL"
 
 
 class Nvrtc:

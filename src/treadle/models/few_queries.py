@@ -19,6 +19,7 @@ from treadle.cache import recent_columns
 from treadle.cache.pieces import Piece
 from treadle.cache.quantise import Packed
 from treadle.models.cuda import Kernel
+from treadle.models.kernels import numbers
 
 log = logging.getLogger("treadle.models")
 
@@ -179,7 +180,7 @@ PART = """
             out[(at * num_parts + part) * (D + 2) + D + 1] = below;
         }
 """
-# A block for each query of a head, a thread for each dimension; every warp weighs the parts by itself.
+# A block for each query of a head, a thread for each dimension. Every warp weighs the parts; the first one's are kept.
 MERGE = """
     __shared__ float shares[MOST_PARTS + 1];
     const long at = blockIdx.x;
@@ -215,13 +216,6 @@ def _merge() -> Any:
     return Kernel("treadle_merge_parts", ["parts"], ["out"], MERGE)
 
 
-@lru_cache(maxsize=8)
-def _scale(scale: float) -> Any:
-    found = mx.array([scale], mx.float32)
-    mx.eval(found)  # it outlives the step
-    return found
-
-
 def few_queries(queries: Any, keys: Any, values: Any, seen: tuple[Any, Any, Any], scale: float, reach: int) -> Any:
     """Attention of `queries` [rows, heads, n, dim] over whole buffers [slots, key heads, columns, dim].
 
@@ -230,7 +224,7 @@ def few_queries(queries: Any, keys: Any, values: Any, seen: tuple[Any, Any, Any]
     `reach`: the columns to read, as known to the host.
     """
     split = parts(queries.shape[0] * keys.shape[1] * queries.shape[2], reach)
-    return _launched(split)(queries, keys, values, *seen, _scale(scale))
+    return _launched(split)(queries, keys, values, *seen, numbers(scale))
 
 
 def few_queries_packed(
@@ -249,7 +243,7 @@ def few_queries_packed(
     keys, values = packed
     split = parts(queries.shape[0] * exact[0].shape[1] * queries.shape[2], reach)
     launched = _launched(split + 1, (recent_columns.BLOCK, keys.scheme.group_size))
-    return launched(queries, *exact, *seen, _scale(scale), *keys.arrays(), *values.arrays())
+    return launched(queries, *exact, *seen, numbers(scale), *keys.arrays(), *values.arrays())
 
 
 @lru_cache(maxsize=32)
@@ -330,7 +324,7 @@ def _sound(dtype: Any, group: int, dim: int, packed: int = 0) -> bool:
             found, keys, values = _packed_trial(queries, (keys, values), told, packed)
         else:
             seen = (*told, mx.array([TRIAL, 0], mx.int32))
-            found = [_launched(split)(queries, keys, values, *seen, _scale(dim**-0.5)) for split in (1, 2)]
+            found = [_launched(split)(queries, keys, values, *seen, numbers(dim**-0.5)) for split in (1, 2)]
         wanted = mx.fast.scaled_dot_product_attention(
             *(a.astype(mx.float32) for a in (queries, keys, values)), scale=dim**-0.5, mask=None if packed else "causal"
         )
@@ -349,6 +343,6 @@ def _packed_trial(queries: Any, rows: tuple[Any, Any], told: tuple[Any, Any], si
     table, position = told
     seen = table, position + recent_columns.BLOCK, mx.array([0, 0, 0, TRIAL], mx.int32)
     launched = _launched(2, (recent_columns.BLOCK, size))
-    found = launched(queries, *rows, *seen, _scale(queries.shape[3] ** -0.5), *codes[0], *codes[1])
+    found = launched(queries, *rows, *seen, numbers(queries.shape[3] ** -0.5), *codes[0], *codes[1])
     keys, values = (mx.dequantize(*code, group_size=size, bits=CODE_BITS) for code in codes)
     return [found], keys, values
