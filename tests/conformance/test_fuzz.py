@@ -1,4 +1,7 @@
-"""Schemathesis sends what the OpenAPI schema allows, and what it does not: no answer is a 500."""
+"""Schemathesis sends what the OpenAPI schema allows, and what it does not: no answer is a 500.
+
+A full server answers 503, and a request whose own `timeout` runs out is answered 504: both are what was asked for.
+"""
 
 from __future__ import annotations
 
@@ -28,5 +31,7 @@ def server() -> Iterator[Live]:
 @settings(max_examples=25, suppress_health_check=list(HealthCheck))
 def test_no_request_is_an_internal_error(case: Case, server: Live) -> None:
     answer = case.call(base_url=server.url, timeout=20)
-    assert answer.status_code < 500 or answer.status_code == 503, (answer.status_code, answer.text[:300])
+    asked = isinstance(case.body, dict) and "timeout" in case.body
+    allowed = {503, 504} if asked else {503}
+    assert answer.status_code < 500 or answer.status_code in allowed, (answer.status_code, answer.text[:300])
     assert httpx.get(server.url + "/health").status_code == 200
