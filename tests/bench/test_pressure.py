@@ -7,12 +7,12 @@ import pytest
 
 from treadle.bench import pressure, shapes
 from treadle.bench.limit import in_float32
-from treadle.cache import columns, recent_columns
+from treadle.cache import geometry, recent_columns
 
 
 def test_a_run_that_needs_more_than_the_limit_finishes_below_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """At small scale: buffers grow in small steps, as they do beside the rows of long contexts."""
-    monkeypatch.setattr(columns, "STEP", 32)
+    monkeypatch.setattr(geometry, "STEP", 32)
     monkeypatch.setattr(recent_columns, "BLOCK", 16)
     monkeypatch.setattr(recent_columns, "SPARE", 16)
     monkeypatch.setattr(pressure, "SAMPLE_S", 0.005)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fakes import VOCAB, HashModel
-from treadle.cache import columns
+from treadle.cache import geometry
 from treadle.cache.layers import Layers, State
 from treadle.cache.transfer import snapshot
 from treadle.models.capabilities import forward, new_layers
@@ -20,8 +20,8 @@ from treadle.models.capabilities import forward, new_layers
 @pytest.fixture(autouse=True)
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small buffers, so that growing, trimming and squeezing happen within a few tokens."""
-    monkeypatch.setattr(columns, "STEP", 8)
-    monkeypatch.setattr(columns, "SLACK", 6)
+    monkeypatch.setattr(geometry, "STEP", 8)
+    monkeypatch.setattr(geometry, "SLACK", 6)
 
 
 def logits_alone(model: HashModel, tokens: list[int]) -> np.ndarray:

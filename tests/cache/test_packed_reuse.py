@@ -19,7 +19,7 @@ from tests.engine.test_reuse import CONTEXT, GREAT, conversations, finish_of
 from tests.engine.test_reuse_disk import flush, tier_at
 from tests.fakes import STOP, VOCAB, HashModel, slow_twin
 from tests.tiny import tiny
-from treadle.cache import columns, disk_keys, formats, recent_columns, spill
+from treadle.cache import disk_keys, formats, geometry, recent_columns, spill
 from treadle.cache.budget import Budget
 from treadle.cache.spill import Spill
 from treadle.cache.store import Settings, Store
@@ -37,8 +37,8 @@ KINDS = [("rows", "rows"), ("rows", "window"), ("state", "rows")]
 
 @pytest.fixture(autouse=True)
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(columns, "STEP", 8)
-    monkeypatch.setattr(columns, "SLACK", 6)
+    monkeypatch.setattr(geometry, "STEP", 8)
+    monkeypatch.setattr(geometry, "SLACK", 6)
     monkeypatch.setattr(recent_columns, "BLOCK", 4)
     monkeypatch.setattr(recent_columns, "SPARE", 6)
     monkeypatch.setattr(disk_keys, "BLOCK", 8)

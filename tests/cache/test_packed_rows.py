@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.fakes import VOCAB, HashModel
 from tests.tiny import tiny
-from treadle.cache import columns, recent_columns
+from treadle.cache import geometry, recent_columns
 from treadle.cache.layers import Layers
 from treadle.cache.transfer import convert
 from treadle.models.capabilities import forward, new_layers
@@ -24,8 +24,8 @@ tokens = st.integers(1, VOCAB - 1)
 @pytest.fixture(autouse=True)
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small buffers and blocks, so that everything happens within a few tokens."""
-    monkeypatch.setattr(columns, "STEP", 8)
-    monkeypatch.setattr(columns, "SLACK", 6)
+    monkeypatch.setattr(geometry, "STEP", 8)
+    monkeypatch.setattr(geometry, "SLACK", 6)
     monkeypatch.setattr(recent_columns, "BLOCK", 4)
     monkeypatch.setattr(recent_columns, "SPARE", 6)
 

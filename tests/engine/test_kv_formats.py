@@ -99,7 +99,7 @@ def test_one_that_waits_again_is_counted_with_what_is_left_of_its_reply() -> Non
     ledger.limit = ledger.need(350, 140)
     sequence = Sequence(asked("a", None), 340, 0.0)
     for _ in range(200):
-        sequence.commit(5)
+        sequence.commit([5])
     sequence.restart()
     assert make_fit(sequence, ledger, parse("4")) == ledger.limit and sequence.kv is None
 

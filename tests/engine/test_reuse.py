@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.engine.test_loop import KINDS, Clock, Run, request_of, samplings
 from tests.fakes import STOP, VOCAB, HashModel, slow_twin
-from treadle.cache import columns
+from treadle.cache import geometry
 from treadle.cache.budget import Budget
 from treadle.cache.store import Settings, Store
 from treadle.config import Config
@@ -26,8 +26,8 @@ GREAT = Settings(Budget(10**9), 10**12)
 
 @pytest.fixture(autouse=True)
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(columns, "STEP", 8)
-    monkeypatch.setattr(columns, "SLACK", 6)
+    monkeypatch.setattr(geometry, "STEP", 8)
+    monkeypatch.setattr(geometry, "SLACK", 6)
 
 
 def cached_run(model: HashModel, cache: Settings = GREAT, **settings: object) -> tuple[Run, Store]:

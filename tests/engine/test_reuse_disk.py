@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.engine.test_loop import KINDS, request_of
 from tests.engine.test_reuse import CONTEXT, GREAT, cached_run, conversations, finish_of
 from tests.fakes import STOP, VOCAB, HashModel, slow_twin
-from treadle.cache import columns, disk_keys, spill
+from treadle.cache import disk_keys, geometry, spill
 from treadle.cache.budget import Budget
 from treadle.cache.disk import DiskTier
 from treadle.cache.report import cache_report
@@ -23,8 +23,8 @@ from treadle.types import Ids, Request
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(columns, "STEP", 8)
-    monkeypatch.setattr(columns, "SLACK", 6)
+    monkeypatch.setattr(geometry, "STEP", 8)
+    monkeypatch.setattr(geometry, "SLACK", 6)
     monkeypatch.setattr(disk_keys, "BLOCK", 8)
     monkeypatch.setattr(spill, "BLOCK", 8)
 

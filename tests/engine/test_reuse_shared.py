@@ -12,7 +12,7 @@ import pytest
 from tests.engine.test_loop import KINDS, Clock, Run, request_of
 from tests.engine.test_reuse import CONTEXT, GREAT, cached_run, finish_of
 from tests.fakes import HashModel
-from treadle.cache import columns
+from treadle.cache import geometry
 from treadle.cache.budget import Budget
 from treadle.cache.segments import Live
 from treadle.cache.store import Lease, Settings, Store
@@ -27,8 +27,8 @@ KEY = ("", "")
 
 @pytest.fixture(autouse=True)
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(columns, "STEP", 8)
-    monkeypatch.setattr(columns, "SLACK", 6)
+    monkeypatch.setattr(geometry, "STEP", 8)
+    monkeypatch.setattr(geometry, "SLACK", 6)
 
 
 def begun(model: HashModel, store: Store, ids: Ids) -> Lease:

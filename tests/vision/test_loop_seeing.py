@@ -15,7 +15,7 @@ from tests.engine.scripted import ScriptedSpeculation
 from tests.engine.test_loop import Clock, Run
 from tests.fakes import VOCAB
 from tests.vision.seeing import SeeingHashModel, ask, picture, slow_seeing
-from treadle.cache import columns
+from treadle.cache import geometry
 from treadle.cache.budget import Budget
 from treadle.cache.store import Settings, Store
 from treadle.config import Config
@@ -32,8 +32,8 @@ WORDS = st.integers(1, VOCAB - 3)
 
 @pytest.fixture(autouse=True)
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(columns, "STEP", 8)
-    monkeypatch.setattr(columns, "SLACK", 6)
+    monkeypatch.setattr(geometry, "STEP", 8)
+    monkeypatch.setattr(geometry, "SLACK", 6)
 
 
 def run_of(

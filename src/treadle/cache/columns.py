@@ -13,24 +13,14 @@ are written to the same columns in each of them. A step is `begin(counts)`, the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-STEP = 256  # buffers grow by this many columns
-GRAIN = 64  # a batch reads a multiple of this many columns, so that attention meets a new shape once in 64 steps
-SLACK = 256  # tokens kept behind a window, so that recent ones can be taken back
-SINKS = 64  # columns at the beginning that are seen from everywhere, because models are used to look at them
-FEW = 16  # a step of so many tokens sees all
-FREE = np.int32(2**31 - 1)  # the position of a column that holds nothing for a row
-
-
-def round_up(n: int) -> int:
-    """The next multiple of STEP."""
-    return -(-n // STEP) * STEP
+from treadle.cache import geometry
+from treadle.cache.geometry import FEW, FREE, GRAIN, SINKS, needed_window, places, round_up
 
 
 class SoloColumns:
@@ -117,7 +107,7 @@ class SoloColumns:
         """Columns at the front that no later step can need, once there are enough of them to be worth a copy."""
         if self.window is None:
             return 0
-        keep = self.window + SLACK
+        keep = self.window + geometry.SLACK
         return self.index - keep if self.index + count > 2 * keep and self.index > keep else 0
 
     @property
@@ -173,10 +163,10 @@ class BatchColumns:
 
     def __init__(self, window: int | None) -> None:
         self.window = window
-        self.table: NDArray[np.int32] = np.full((0, STEP), FREE, np.int32)
+        self.table: NDArray[np.int32] = np.full((0, geometry.STEP), FREE, np.int32)
         self.lengths: list[int] = []
         self.index = 0
-        self._counts: list[int] = []
+        self._counts: list[int] = []  # of the last step, less what was taken back; none: columns moved since
         self._width = 0
         self._begun = 0  # the column in which the last step began
         self._device: Any = None  # the table on the device, right for columns below `_clean`
@@ -264,8 +254,11 @@ class BatchColumns:
         self._width = max(counts)
         self._begun = self.index
         self._ensure(self.index + self._width)
-        for row, (length, count) in enumerate(zip(self.lengths, counts, strict=True)):
-            self.table[row, self.index : self.index + count] = np.arange(length, length + count)
+        steps = np.arange(self._width, dtype=np.int32)
+        positions = np.array(self.lengths, np.int32)[:, None] + steps
+        if min(counts) < self._width:
+            positions[steps >= np.array(counts)[:, None]] = FREE
+        self.table[:, self.index : self.index + self._width] = positions
         self._masks.clear()
         self._limits.clear()
         self._numbers = self._offset = None
@@ -284,15 +277,23 @@ class BatchColumns:
         line, length = self.table[row, : self.index], self.lengths[row] - n
         end = self._begun + (self._counts[row] if row < len(self._counts) else 0)
         first = end - n  # the last step wrote them there, if nothing moved: later tokens stand further right
-        if first < 0 or end > self.index or line[first] != length or line[end - 1] != length + n - 1:
+        as_written = first >= 0 and end <= self.index and line[first] == length and line[end - 1] == length + n - 1
+        if not as_written:
             gone = np.flatnonzero((line >= length) & (line != FREE))
             if len(gone) != n:
                 raise ValueError(f"cannot rewind {n} tokens: only {len(gone)} are held")
             first, end = int(gone[0]), int(gone[-1]) + 1
         line[first:end] = FREE
         self.lengths[row] = length
-        while end >= self.index > 0 and (self.table[:, self.index - 1] == FREE).all():
-            self.index -= 1
+        if as_written and row < len(self._counts):
+            self._counts[row] = max(0, self._counts[row] - n)
+        else:
+            self._counts = []
+        if any(self._counts):
+            self.index = self._begun + max(self._counts)  # the last step's columns hold nothing else
+        else:
+            while self.index > 0 and (self.table[:, self.index - 1] == FREE).all():
+                self.index -= 1
         self._clean, self._sent = min(self._clean, first, self.index), False
         self._numbers = self._offset = None
 
@@ -304,13 +305,14 @@ class BatchColumns:
 
     def waste(self) -> bool:
         """Whether so many columns hold nothing needed that `squeeze` pays for its copy."""
-        limit = None if self.window is None else self.window + SLACK
-        needed = max((min(n, limit) if limit else n for n in self.lengths), default=0)
-        return self.index - needed > max(STEP, needed if limit else needed // 4)
+        limit = None if self.window is None else self.window + geometry.SLACK
+        longest = max(self.lengths, default=0)
+        needed = min(longest, limit) if limit else longest
+        return self.index - needed > max(geometry.STEP, needed if limit else needed // 4)
 
     def _kept(self, row: int) -> int:
         """How many of the row's last tokens stay in columns, at least 1 where it has any."""
-        return max(1, self.lengths[row] if self.window is None else self.window + SLACK)
+        return max(1, self.lengths[row] if self.window is None else self.window + geometry.SLACK)
 
     def squeeze(self) -> NDArray[np.int32]:
         """Move every row's needed columns together at the right end.
@@ -377,24 +379,8 @@ class BatchColumns:
 
     def _forget(self) -> None:
         self._device, self._clean, self._sent, self._numbers, self._offset = None, 0, False, None, None
+        self._counts = []
         self._masks.clear()
-
-
-def needed_window(window: int | None, position: int, held: int) -> tuple[int, int]:
-    """Of the `held` tokens before `position`, how many must be kept to go on from there; and the first position from
-    which one can go on with those alone."""
-    assert window is not None
-    n = min(held, window)
-    first = position - n
-    return n, first + window - 1 if first > 0 else 0
-
-
-@lru_cache(maxsize=8)
-def places(capacity: int) -> Any:
-    """int32 [1, capacity]: each column holds the token of its own number."""
-    found = mx.arange(capacity, dtype=mx.int32)[None]
-    mx.eval(found)  # it outlives the step
-    return found
 
 
 Columns = SoloColumns | BatchColumns

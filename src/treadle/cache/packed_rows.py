@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from treadle.cache import recent_columns
 from treadle.cache.blocks import MEAN_BITS, Blocks, blocks_of
-from treadle.cache.columns import Columns, round_up
+from treadle.cache.columns import Columns
+from treadle.cache.geometry import round_up
 from treadle.cache.pieces import (
     Piece,
     arrays_of,

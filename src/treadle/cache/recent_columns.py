@@ -21,7 +21,8 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from treadle.cache.columns import BatchColumns, SoloColumns, places
+from treadle.cache.columns import BatchColumns, SoloColumns
+from treadle.cache.geometry import places
 
 BLOCK = 64  # tokens that are packed together
 SPARE = 64  # tokens that can be taken back at any time
@@ -263,7 +264,7 @@ class BatchRecent(BatchColumns):
 
 
 def _needed(recent: int, position: int, held: int) -> tuple[int, int]:
-    """As `columns.needed_window`: one can go on where the edge has passed what is not kept."""
+    """As `geometry.needed_window`: one can go on where the edge has passed what is not kept."""
     first = edge(position, recent)
     assert position - first <= held
     return position - first, first + recent - 1 if first else 0

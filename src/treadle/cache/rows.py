@@ -8,7 +8,8 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from treadle.cache.columns import BatchColumns, Columns, SoloColumns, round_up
+from treadle.cache.columns import BatchColumns, Columns, SoloColumns
+from treadle.cache.geometry import round_up
 from treadle.cache.pieces import rows_of
 
 

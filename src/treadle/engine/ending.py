@@ -8,10 +8,26 @@ from treadle.engine.sampling import NAN_TOKEN
 from treadle.engine.sequence import Sequence
 from treadle.types import Finish
 
+NO_END: dict[str, Any] = {}
+
+
+def taken_one_by_one(sequence: Sequence, drawn: list[int]) -> tuple[int, dict[str, Any]]:
+    """Commit drawn tokens up to the first that ends it: how many are part of the reply, and how it ends, if it does."""
+    for n, token in enumerate(drawn):
+        ending = refusal(sequence, token)
+        if not ending:
+            sequence.commit([token])
+            ending = fault(sequence)
+        if ending:
+            return n, ending
+        if sequence.ended is not None:
+            return n + 1, {"finish": sequence.ended}
+    return len(drawn), NO_END
+
 
 def fault(sequence: Sequence) -> dict[str, Any]:
     """How it ends because its grammar cannot go on; empty if it can."""
-    return {"finish": Finish.ERROR, "error": sequence.fault} if sequence.fault else {}
+    return {"finish": Finish.ERROR, "error": sequence.fault} if sequence.fault else NO_END
 
 
 def refusal(sequence: Sequence, token: int) -> dict[str, Any]:

@@ -129,8 +129,7 @@ class Following:
                 shadow.holder.locate = partial(_alone, shadow.layers)
 
     def _learn(self, sequence: Sequence, shadow: Sequence) -> None:
-        for token in sequence.tokens[len(shadow.tokens) :].tolist():
-            shadow.commit(token)
+        shadow.commit(sequence.tokens[len(shadow.tokens) :].tolist())
 
 
 def _alone(layers: Layers) -> tuple[Layers, int]:

@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treadle.engine import scheduler
-from treadle.engine.sampling import Drawn, Sampler
-from treadle.engine.sequence import Emission, Sequence
+from treadle.engine.sampling import Drawn, Sampler, Scored
+from treadle.engine.sequence import Found, Sequence
 from treadle.grammar.matcher import free_mask
 from treadle.grammar.vocabulary import mask_words
 from treadle.types import Batching, TokenLogprob
@@ -45,34 +45,24 @@ class Flight:
         """Whether a plain step must be read at once: somebody's first token, or a mask that depends on it."""
         return any(row.first_token is None or row.matcher is not None for row in self.rows)
 
-    def read(self) -> list[list[Emission]]:
+    def read(self) -> list[Found]:
         """Wait for the device, with one synchronisation for all rows; what was drawn, by row."""
         mx.eval(self.drawn.arrays())
-        tokens, gaps = self.drawn.read(), self.drawn.ahead()
-        lines = [row for row, draft in enumerate(self.drafts) for _ in range(len(draft) + 1)]
-        found: list[list[Emission]] = [[] for _ in self.rows]
-        logprobs = self._logprobs(lines, tokens)
-        for line, row in enumerate(lines):
-            found[row].append(Emission(tokens[line], logprobs[line], gaps[line]))
+        tokens, gaps, told = self.drawn.read(), self.drawn.ahead(), self.drawn.scored()
+        found, start = [], 0
+        for row, draft in zip(self.rows, self.drafts, strict=True):
+            lines = slice(start, start := start + len(draft) + 1)
+            logprobs = [] if told is None else _logprobs(row, tokens[lines], told[lines])
+            found.append(Found(tokens[lines], logprobs, None if gaps is None else gaps[lines]))
         return found
 
-    def _logprobs(self, lines: Several[int], tokens: Several[int]) -> list[TokenLogprob | None]:
-        if self.drawn.logprobs is None:
-            return [None] * len(tokens)
-        chosen = self.drawn.logprobs.tolist()
-        ids, scores = (
-            ([[]] * len(tokens),) * 2
-            if self.drawn.top_ids is None
-            else (self.drawn.top_ids.tolist(), self.drawn.top_logprobs.tolist())
-        )
-        return [_logprob(self.rows[row], tokens[i], chosen[i], ids[i], scores[i]) for i, row in enumerate(lines)]
 
-
-def _logprob(row: Sequence, token: int, chosen: float, ids: list[int], scores: list[float]) -> TokenLogprob | None:
-    wanted = row.request.sampling.logprobs
-    if wanted is None:
-        return None
-    return TokenLogprob(token, chosen, tuple(zip(ids[:wanted], scores[:wanted], strict=True)))
+def _logprobs(row: Sequence, tokens: list[int], told: list[Scored]) -> list[TokenLogprob]:
+    n = row.request.sampling.logprobs
+    if n is None:
+        return []
+    lines = zip(tokens, told, strict=True)
+    return [TokenLogprob(token, own, tuple(zip(ids[:n], tops[:n], strict=True))) for token, (own, ids, tops) in lines]
 
 
 class Group:
@@ -158,9 +148,8 @@ class Group:
         feeds = [[*row.tokens[row.computed :].tolist(), *draft] for row, draft in zip(self.rows, mine, strict=True)]
         longest = max(feeds, key=len)
         longest += [0] * (width - len(longest))
-        ids = np.zeros((len(feeds), len(longest)), np.int32)
-        for line, feed in zip(ids, feeds, strict=True):
-            line[: len(feed)] = feed
+        width = len(longest)
+        ids = np.array([feed + [0] * (width - len(feed)) for feed in feeds], np.int32)
         states = self.layers.states_now()
         self.layers.begin([len(feed) for feed in feeds], [row.gap for row in self.rows])
         logits = self.model(mx.array(ids), cache=self.layers.caches, **self._shifted())
@@ -168,9 +157,7 @@ class Group:
         logits = _lines(logits, [row.pending - 1 for row in self.rows], [len(draft) + 1 for draft in mine])
         mx.async_eval(logits)  # type: ignore[no-untyped-call]  # the device begins while the rest is built
         mask = self._mask(logits, mine)
-        starts = [len(row.tokens) + row.gap for row in self.rows]
-        positions = [n + j for n, draft in zip(starts, mine, strict=True) for j in range(len(draft) + 1)]
-        drawn = self.sampler.check(logits, mine, positions, mask, gaps)
+        drawn = self.sampler.check(logits, mine, [len(row.tokens) + row.gap for row in self.rows], mask, gaps)
         for row, feed in zip(self.rows, feeds, strict=True):
             row.computed += len(feed)
             row.launched += 1
@@ -221,6 +208,7 @@ def _lines(logits: Any, starts: Several[int], counts: Several[int]) -> Any:
     if len(counts) == 1:
         return logits[0, starts[0] : starts[0] + counts[0]]
     rows, width, _ = logits.shape
+    if sum(counts) == rows * width:
+        return logits.flatten(0, 1)
     lines = [row * width + a + j for row, (a, n) in enumerate(zip(starts, counts, strict=True)) for j in range(n)]
-    logits = logits.flatten(0, 1)
-    return logits if len(lines) == rows * width else logits[mx.array(lines)]
+    return logits.flatten(0, 1)[mx.array(lines)]

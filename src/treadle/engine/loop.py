@@ -11,7 +11,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from collections.abc import Sequence as Several
 from functools import partial
 from typing import Any
 
@@ -22,13 +21,13 @@ from treadle.cache.layers import Layers
 from treadle.config import Config
 from treadle.engine import scheduler
 from treadle.engine.admission import make_fit
-from treadle.engine.ending import fault, refusal, sentence
+from treadle.engine.ending import NO_END, sentence, taken_one_by_one
 from treadle.engine.group import Flight, Group
 from treadle.engine.memory import Ledger
 from treadle.engine.prefill import compute, embedding, usual_chunk
 from treadle.engine.reuse import Reuse
 from treadle.engine.sampling import NAN_TOKEN
-from treadle.engine.sequence import Emission, Sequence, Stage
+from treadle.engine.sequence import Sequence, Stage
 from treadle.engine.skim import Skim
 from treadle.engine.speculation import Plan, Speculation
 from treadle.grammar.compile import Grammars, no_grammars
@@ -209,10 +208,10 @@ class Loop:
             self._settle(flight)
 
     def _settle(self, flight: Flight) -> None:
-        for sequence, emissions in zip(flight.rows, flight.read(), strict=True):
+        for sequence, found in zip(flight.rows, flight.read(), strict=True):
             if sequence.stage is Stage.DECODE:
                 sequence.launched -= 1
-                self._accept(sequence, emissions)
+                self._accept(sequence, found.tokens, found.logprobs)
 
     def _checked_step(self, group: Group, plan: Plan) -> None:
         """A step with drafts: launched, read, and what was refused taken back, before anything else."""
@@ -220,40 +219,33 @@ class Loop:
         began = self.clock()
         drafts = {row: draft.tokens for row, draft in plan.drafts.items()}
         flight = group.check(drafts, plan.width, gaps=self.speculation.noise > 0)
+        self.speculation.meanwhile(group)
         found = flight.read()
         verdicts = self.speculation.judge(flight, found)
-        kept = [line[: verdict.taken] for line, verdict in zip(found, verdicts, strict=True)]
-        self._steps += max(len(line) for line in kept)
-        group.settle(flight, [[e.token for e in line] for line in kept])
-        if any(e.token == NAN_TOKEN for line in found for e in line):
+        kept = [line.tokens[: verdict.taken] for line, verdict in zip(found, verdicts, strict=True)]
+        self._steps += max(map(len, kept))
+        group.settle(flight, kept)
+        if any(NAN_TOKEN in line.tokens for line in found):
             group.layers.scrub()
         self.speculation.settle(plan, flight, verdicts, self.clock() - began)
-        for sequence, line in zip(flight.rows, kept, strict=True):
+        for sequence, line, tokens in zip(flight.rows, found, kept, strict=True):
             sequence.launched -= 1
-            self._accept(sequence, line)
+            self._accept(sequence, tokens, line.logprobs)
 
-    def _accept(self, sequence: Sequence, emissions: Several[Emission]) -> None:
+    def _accept(self, sequence: Sequence, drawn: list[int], logprobs: list[TokenLogprob]) -> None:
         """Commit drawn tokens in order, or end the sequence at the first that does."""
-        if emissions and sequence.first_token is None:
+        if drawn and sequence.first_token is None:
             sequence.first_token = self.clock()
-        tokens: list[int] = []
-        logprobs: list[TokenLogprob] = []
-        ending: dict[str, Any] = {}
-        for emission in emissions:
-            ending = refusal(sequence, emission.token)
-            if not ending:
-                sequence.commit(emission.token)
-                ending = fault(sequence)
-            if not ending:
-                tokens.append(emission.token)
-                logprobs += [] if emission.logprob is None else [emission.logprob]
-                ending = {} if sequence.ended is None else {"finish": sequence.ended}
-            if ending:
-                break
+        taken, ending = len(drawn), NO_END
+        if sequence.passes(drawn):
+            sequence.commit(drawn)
+        else:
+            taken, ending = taken_one_by_one(sequence, drawn)
+        tokens, scores = tuple(drawn[:taken]), tuple(logprobs[:taken])
         if ending:
-            self._end(sequence, tokens=tuple(tokens), logprobs=tuple(logprobs), **ending)
-        elif tokens:
-            self._outputs.append(Output(sequence.id, tuple(tokens), tuple(logprobs)))
+            self._end(sequence, tokens=tokens, logprobs=scores, **ending)
+        elif taken:
+            self._outputs.append(Output(sequence.id, tokens, scores))
 
     def isolate(self, group: Group, error: Exception) -> None:
         """A shared step failed: compute each row once more alone; a row that fails alone ends with the error."""

@@ -20,6 +20,8 @@ SHORTLIST = 64  # rows with 0 < top_k <= SHORTLIST never sort the whole vocabula
 COLDEST = 1e-6  # lower temperatures are greedy: divided by them, logits could leave the range of float32
 NAN_TOKEN = -1  # what is read of a row whose logits are not numbers
 
+Scored = tuple[float, list[int], list[float]]
+
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
@@ -41,11 +43,20 @@ class Drawn:
         """The tokens, NAN_TOKEN where the logits were not numbers. Waits for the device."""
         return [NAN_TOKEN if p != p else t for t, p in zip(self.tokens.tolist(), self.peaks.tolist(), strict=True)]
 
-    def ahead(self) -> list[float | None]:
-        """How far each drawn token was ahead of the next best, in logits; None where that was not asked."""
+    def ahead(self) -> list[float] | None:
+        """How far each drawn token was ahead of the next best, in logits; None: that was not asked."""
         if self.second is None:
-            return [None] * len(self.tokens)
+            return None
         return [a - b for a, b in zip(self.best.tolist(), self.second.tolist(), strict=True)]
+
+    def scored(self) -> list[Scored] | None:
+        """By line: the drawn token's log-probability, and the best ids with theirs; None: that was not asked."""
+        if self.logprobs is None:
+            return None
+        chosen = self.logprobs.tolist()
+        if self.top_ids is None:
+            return [(value, [], []) for value in chosen]
+        return list(zip(chosen, self.top_ids.tolist(), self.top_logprobs.tolist(), strict=True))
 
 
 def random_keys(seeds: Sequence[int], positions: Sequence[int]) -> NDArray[np.uint32]:
@@ -102,17 +113,19 @@ class Sampler:
         self,
         logits: Any,
         drafts: Sequence[Sequence[int]],
-        positions: Sequence[int],
+        starts: Sequence[int],
         mask: NDArray[np.uint32] | None = None,
         gaps: bool = True,
     ) -> Drawn:
         """What each row would draw behind each of its drafts: `logits` has len(draft) + 1 lines for every row in turn.
 
-        `positions` and `mask` have an entry per line. Nothing counts for the penalties until `count` is told.
+        `starts` are the positions of each row's first; `mask` has an entry per line. Nothing counts for the penalties
+        until `count` is told.
         """
         table = self._table_of_rows()
         if table.greedy:
-            return self._drawn(logits, positions, mask, table, (), gaps)
+            return self._drawn(logits, (), mask, table, (), gaps)
+        positions = [n + j for n, draft in zip(starts, drafts, strict=True) for j in range(len(draft) + 1)]
         lines = [row for row, draft in enumerate(drafts) for _ in range(len(draft) + 1)]
         table = _Table([self.rows[row] for row in lines], self.vocab_size)
         counts: list[Any] = [None] * len(lines)

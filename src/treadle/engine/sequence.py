@@ -157,17 +157,29 @@ class Sequence:
             return Finish.STOP
         return Finish.LENGTH if self.num_generated >= self.room else None
 
-    def commit(self, token: int) -> None:
-        if self._length == len(self._buffer):
-            self._buffer = np.concatenate([self._buffer, np.empty(max(256, self._length // 2), np.int64)])
-        self._buffer[self._length] = token
-        self._length += 1
+    def passes(self, tokens: list[int]) -> bool:
+        """Whether none of these tokens, drawn one after the other, can end it, so that `commit` may take them all."""
+        return (
+            self.matcher is None
+            and self.num_generated + len(tokens) < self.room
+            and min(tokens, default=0) >= 0
+            and self.request.stop_ids.isdisjoint(tokens)
+        )
+
+    def commit(self, tokens: list[int]) -> None:
+        """Accept tokens; one at a time where there is a grammar, which may end behind any."""
+        end = self._length + len(tokens)
+        if end > len(self._buffer):
+            self._buffer = np.concatenate([self._buffer, np.empty(max(256, end // 2), np.int64)])
+        self._buffer[self._length : end] = tokens
+        self._length = end
         if self.matcher is not None:
+            (token,) = tokens
             self.matcher.accept(token)
             if self.matcher.free:
                 self.matcher = None
         if self.speculator is not None:
-            self.speculator.extend(token)
+            self.speculator.extend(tokens)
 
     def restart(self) -> None:
         """Forget what was computed, not what was accepted: all tokens are pending again."""
@@ -214,9 +226,9 @@ class Sequence:
         )
 
 
-class Emission(NamedTuple):
-    """What a settled step found for one sequence, before it is known whether the sequence goes on."""
+class Found(NamedTuple):
+    """What a step found for one sequence, line after line, before it is known whether the sequence goes on."""
 
-    token: int
-    logprob: TokenLogprob | None
-    gap: float | None = None  # how far the token was ahead of the next best, where that was asked
+    tokens: list[int]
+    logprobs: list[TokenLogprob]  # empty: not asked
+    gaps: list[float] | None  # how far each token was ahead of the next best; None: not asked

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from treadle.engine.following import Following
 from treadle.engine.group import Flight, Group
-from treadle.engine.sequence import Emission, Sequence
+from treadle.engine.sequence import Found, Sequence
 from treadle.speculate.accept import Verdict, judge
 from treadle.speculate.control import PROBE_EVERY, WARM_UP, Source
 from treadle.speculate.cost import CostTable
@@ -263,16 +263,20 @@ class Speculation:
                 return tokens[:i]
         return tokens
 
+    def meanwhile(self, group: Group) -> None:
+        """While the device computes a checked step: what need not be done while it waits."""
+        for row in group.rows:
+            if row.speculator is not None:
+                row.speculator.catch_up()
+
     # After a step
 
-    def judge(self, flight: Flight, found: Several[Several[Emission]]) -> list[Verdict]:
+    def judge(self, flight: Flight, found: Several[Found]) -> list[Verdict]:
         """What stands of a checked step, row by row."""
-        verdicts = []
-        for row, draft, line in zip(flight.rows, flight.drafts, found, strict=True):
-            drawn, _, gaps = zip(*line, strict=True)
-            told = gaps if self.noise and draft else None  # all have one then
-            verdicts.append(judge(draft, drawn, told, self.noise, row.request.stop_ids, row.room - row.num_generated))
-        return verdicts
+        return [
+            judge(draft, line.tokens, line.gaps, self.noise, row.request.stop_ids, row.room - row.num_generated)
+            for row, draft, line in zip(flight.rows, flight.drafts, found, strict=True)
+        ]
 
     def settle(self, plan: Plan, flight: Flight, verdicts: Several[Verdict], seconds: float) -> None:
         """A checked step is over. Called before its tokens are committed. `seconds` since `plan`."""

@@ -15,7 +15,8 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from treadle.cache.columns import SLACK, STEP, Columns, SoloColumns
+from treadle.cache.columns import Columns, SoloColumns
+from treadle.cache.geometry import SLACK, STEP
 from treadle.cache.layers import Layers, Rows, Stack, State
 from treadle.cache.packed_rows import PackedRows
 from treadle.cache.recent_columns import SoloRecent

@@ -12,6 +12,7 @@ learnt per lane: a source, and for lookup also the length of the match (2 and 3,
 | expected tokens per second beat plain by `min_gain`   | the fewest within 1 % of the best number, and as many     |
 |                                                       | more as the padding of the step has room for at no cost   |
 | acceptance rises (> 80 %), or falls (< 50 %)          | more, or fewer: the best number moves                     |
+| prices are the same as in the last rounds             | the same for up to `_STANDS` rounds, once much was seen   |
 | no number beats plain                                 | 0: the lane cools down                                    |
 | it has cooled for `warm_up` steps, then for twice as  | a probe: the cheapest number that would pay if all of it  |
 | many each time, up to `probe_every`; a lane that the  | were accepted; 0 if none would                            |
@@ -26,7 +27,7 @@ is kept up to CREDIT steps only, so that a text that changes its nature cannot l
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import accumulate
 from math import sqrt
@@ -44,6 +45,9 @@ ALLOWANCE = 0.02  # plain steps per token
 CREDIT = 20.0  # plain steps
 
 _DECAY = 0.97  # of what was seen, per round
+_STANDS = 4  # rounds for which a decision stands at most, because one round tells little where much was seen
+_STANDS_AFTER = 8  # one round for each so many since the last cool-down
+_MOST_UNIT = 1e12  # sums in larger units are divided by it, so that they stay numbers
 _PRIOR_WEIGHT = 4.0  # the prior counts as so many drafts
 _COOLED_WEIGHT = 2.0  # and what is left of the evidence after a cool-down
 _POOL_WEIGHT = 8.0  # and the mean of all positions, for each position
@@ -117,7 +121,7 @@ class Control:
         if chosen is None:
             return 0
         self._asked[source] = _Round(lane, chosen.loss)
-        return chosen.drafts
+        return chosen.room
 
     def settled(self, source: Source, drafted: int, accepted: int, more: int = 1) -> None:
         """`accepted` of `drafted` judged drafts matched, and `more` tokens came with them: 0 after a tie.
@@ -169,14 +173,18 @@ class Control:
     def _best(self, lane: _Lane, offers: tuple[_Offer, ...]) -> _Offer | None:
         if not offers:
             return None
+        if lane.stands > 0 and lane.decided[0] is offers:
+            return lane.decided[1]
         expected = list(accumulate(lane.survival(offers[-1].drafts)))
         rates = [(1 + offer.share * expected[offer.drafts - 1]) / offer.ratio for offer in offers]
         best = max(rates)
         if best < 1 + self._min_gain:
             self._cool(lane)
             return None
-        chosen = next(offer for offer, rate in zip(offers, rates, strict=True) if rate >= best * _NEAR_BEST)
-        return chosen.filled()
+        enough = best * _NEAR_BEST
+        chosen = offers[next(i for i, rate in enumerate(rates) if rate >= enough)]
+        lane.decided, lane.stands = (offers, chosen), min(_STANDS, lane.streak // _STANDS_AFTER)
+        return chosen
 
     def _cool(self, lane: _Lane) -> None:
         if lane.idle:
@@ -188,13 +196,11 @@ class Control:
 
     def _cheapest(self, offers: tuple[_Offer, ...]) -> _Offer | None:
         paying = [offer for offer in offers if offer.rate(offer.drafts) >= 1 + self._min_gain]
-        return min(paying, key=lambda offer: offer.ratio).filled() if paying else None
+        return min(paying, key=lambda offer: offer.ratio) if paying else None
 
 
 def _offers(rows: int, cost: CostTable, limit: int, draft_s: float, share: float, padded: bool) -> tuple[_Offer, ...]:
     """What each number of drafts costs; none while plain steps of so many rows are not known."""
-    if limit < 1 or cost.plain(rows) is None:
-        return ()
     if draft_s:  # a price of each moment
         return _priced(rows, cost, limit, draft_s, share, padded)
     key = (rows, limit, share, padded)
@@ -203,7 +209,8 @@ def _offers(rows: int, cost: CostTable, limit: int, draft_s: float, share: float
 
 def _priced(rows: int, cost: CostTable, limit: int, draft_s: float, share: float, padded: bool) -> tuple[_Offer, ...]:
     plain = cost.plain(rows)
-    assert plain is not None
+    if plain is None:
+        return ()
     steps = cost.steps(rows, max(limit + 1, MOST_WIDTH), padded)
     offers: list[_Offer] = []
     for drafts in range(1, limit + 1):
@@ -211,7 +218,8 @@ def _priced(rows: int, cost: CostTable, limit: int, draft_s: float, share: float
         ratio = max(1.0, (seconds + drafts * draft_s) / plain)  # only drafts that are right win anything
         loss = (ratio - 1) / share
         most = max(loss, offers[-1].most_loss) if offers else loss
-        offers.append(_Offer(drafts, ratio, loss, most, share, 0 if draft_s else min(limit, width - 1)))
+        room = drafts if draft_s else max(drafts, min(limit, width - 1))
+        offers.append(_Offer(drafts, ratio, loss, most, share, room))
     return tuple(offers)
 
 
@@ -224,14 +232,11 @@ class _Offer:
     loss: float  # what one drafting row loses if nothing is accepted
     most_loss: float  # the greatest of those up to this number
     share: float  # of rows that draft
-    room: int  # drafts that cost no more, 0 if each has a price
+    room: int  # so many drafts cost no more
 
     def rate(self, accepted: float) -> float:
         """Tokens of all rows per plain step's time, relative to plain steps."""
         return (1 + self.share * accepted) / self.ratio
-
-    def filled(self) -> _Offer:
-        return replace(self, drafts=self.room) if self.room > self.drafts else self
 
 
 class _Round(NamedTuple):
@@ -243,7 +248,10 @@ class _Round(NamedTuple):
 
 @dataclass(slots=True)
 class _Lane:
-    """What was seen of one kind of draft: of the drafts at each position that were judged, how many were accepted."""
+    """What was seen of one kind of draft: of the drafts at each position that were judged, how many were accepted.
+
+    Instead of what was seen fading, what is new counts for more: `unit` is what the latest round counts for.
+    """
 
     shared: Lane
     prior: float
@@ -251,29 +259,44 @@ class _Lane:
     weight: float = _PRIOR_WEIGHT
     hits: list[float] = field(default_factory=list)
     trials: list[float] = field(default_factory=list)
+    unit: float = 1.0
     idle: bool = False
     tried: bool = False
     resume: int = 0  # the step at which a probe is due
     streak: int = 0  # rounds since the last cool-down
+    stands: int = 0  # rounds for which `decided` holds: what was chosen, and of which offers
+    decided: tuple[tuple[_Offer, ...], _Offer | None] = ((), None)
 
     def see(self, drafted: int, accepted: int) -> None:
-        missing = drafted - len(self.hits)
-        self.hits = [x * _DECAY for x in self.hits] + [0.0] * missing
-        self.trials = [x * _DECAY for x in self.trials] + [0.0] * missing
-        for i in range(min(accepted + 1, drafted)):
-            self.trials[i] += 1
+        judged = min(accepted + 1, drafted)
+        if judged > len(self.hits):
+            self.hits += [0.0] * (judged - len(self.hits))
+            self.trials += [0.0] * (judged - len(self.trials))
+        self.unit /= _DECAY
+        for i in range(judged):
+            self.trials[i] += self.unit
         for i in range(accepted):
-            self.hits[i] += 1
+            self.hits[i] += self.unit
+        if self.unit > _MOST_UNIT:
+            self._begin_at_one()
         self.tried, self.idle = True, False
         self.streak += 1
-        self.shared.see(min(accepted + 1, drafted), accepted)
+        self.stands -= 1
+        self.shared.see(judged, accepted)
+
+    def _begin_at_one(self) -> None:
+        self.hits, self.trials = ([x / self.unit for x in sums] for sums in (self.hits, self.trials))
+        self.unit = 1.0
 
     def survival(self, count: int) -> list[float]:
+        """The probability that draft i is accepted, for i = 1 to `count`."""
         mean = self._mean()
-        certain = self.weight + sum(self.trials) + (0 if self.tried else self.shared.weight)
+        certain = self.weight + sum(self.trials) / self.unit + (0 if self.tried else self.shared.weight)
         mean = min(1.0, mean + _DOUBT * sqrt(mean * (1 - mean) / certain))
+        weight = _POOL_WEIGHT * self.unit
+        pooled = weight * mean
         known = zip(self.hits[:count], self.trials, strict=False)
-        chances = [(_POOL_WEIGHT * mean + hits) / (_POOL_WEIGHT + trials) for hits, trials in known]
+        chances = [(pooled + hits) / (weight + trials) for hits, trials in known]
         chances += [mean] * (count - len(chances))
         return list(accumulate(chances, mul))
 
@@ -285,12 +308,13 @@ class _Lane:
         """Stop until a probe; little of the evidence is kept, so that the probe can overturn it."""
         if self.streak:
             self.prior, self.weight = self._mean(), _COOLED_WEIGHT
-            self.hits, self.trials = [], []
+            self.hits, self.trials, self.unit = [], [], 1.0
             self.shared.cool()
-        self.idle, self.streak, self.resume = True, 0, now + self.pause
+        self.idle, self.streak, self.stands, self.resume = True, 0, 0, now + self.pause
 
     def _mean(self) -> float:
-        return (self.weight * self.prior + sum(self.hits)) / (self.weight + sum(self.trials))
+        weight = self.weight * self.unit
+        return (weight * self.prior + sum(self.hits)) / (weight + sum(self.trials))
 
 
 def _prior(source: Source, matched: int) -> tuple[int, float]:

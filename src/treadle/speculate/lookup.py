@@ -1,8 +1,9 @@
 """Drafts from what the text already said: prompt lookup (docs/speculation.md). No MLX.
 
 The longest suffix of 8 to 2 tokens that occurred before is found, and what followed its most recent occurrence is
-proposed. n-grams are found in two places: a dictionary for the newest tokens, and `_Run`s, arrays sorted by hash, for
-all older ones. A run over a whole prompt is built by vector operations, when it is first asked for a length.
+proposed. n-grams are found in three places: the very last tokens are compared one by one, a dictionary knows those
+before them, and `_Run`s, arrays sorted by hash, all older ones. A run over a whole prompt is built by vector
+operations, when it is first asked for a length.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ LONGEST = 8
 SHORTEST = 2
 SHORTEST_SHARED = 4  # of a match in other replies: a shorter one says little there
 
+_NEAR = 16  # tokens that may wait to be indexed
 _RECENT = 1024  # tokens in the dictionary before they become a run
 _EAGER = 256  # more new tokens than this become a run at once
 _POSITION_BITS = 24
@@ -71,7 +73,8 @@ class NgramIndex:
         Where a copied stretch reaches the end of what is known, the proposal goes on as if its tokens were part of
         the sequence. It ends before the first barred token.
         """
-        self._catch_up()
+        if len(self._tokens) - self._indexed > _NEAR:
+            self.catch_up()
         extra = list(ahead)
         matched = 0
         while (room := k + len(ahead) - len(extra)) > 0:
@@ -100,24 +103,29 @@ class NgramIndex:
 
     def _longest(self, extra: list[int]) -> tuple[int, int]:
         """The end and the length of the longest, then most recent, earlier occurrence of the suffix; length 0: none."""
-        window = [*self._tokens[-LONGEST:], *extra]
-        end, length = self._longest_near(window, len(extra))
+        waiting = len(self._tokens) - self._indexed
+        window = [*self._tokens[-LONGEST - waiting :], *extra]
+        end, length = self._longest_near(window, waiting + len(extra))
         if length < LONGEST:
             far_end, far_length = self._longest_far(tuple(window[-LONGEST:]))
             if far_length > length:
                 return far_end, far_length
         return end, length
 
-    def _longest_near(self, window: list[int], num_extra: int) -> tuple[int, int]:
-        """The same among ends that no index knows: after the last token of the sequence, or within the extra ones."""
-        best_end, best = 0, 0
-        for end in range(len(window) - 1, len(window) - num_extra - 1, -1):
-            length = _common_suffix(window, end)
-            if length > best and length >= self._shortest:
-                best_end, best = len(self._tokens) + num_extra - len(window) + end, length
-                if best == LONGEST:
+    def _longest_near(self, window: list[int], count: int) -> tuple[int, int]:
+        """The same among the last `count` ends, which no index knows: behind the extra tokens but the last, and behind
+        those that wait to be indexed.
+        """
+        best, best_length = 0, 0
+        last = window[-1] if window else None
+        for end in range(len(window) - 1, max(0, len(window) - count - 1), -1):
+            if window[end - 1] == last and (length := _common_suffix(window, end)) > best_length:
+                best, best_length = end, length
+                if length == LONGEST:
                     break
-        return best_end, best
+        if best_length < self._shortest:
+            return 0, 0
+        return self._indexed + count - len(window) + best, best_length
 
     def _longest_far(self, suffix: tuple[int, ...]) -> tuple[int, int]:
         """The same among indexed ends. An occurrence of n tokens is one of n - 1, so the length is found by leaps.
@@ -146,8 +154,10 @@ class NgramIndex:
                 return end
         return None
 
-    def _catch_up(self) -> None:
-        """Index all n-grams that are followed by a token."""
+    def catch_up(self) -> None:
+        """Index all n-grams that are followed by a token. `propose` does it when many wait; better is when there is
+        time.
+        """
         end = len(self._tokens)
         if end - self._indexed > _EAGER or end - self._recent_from > _RECENT:
             self._add_run(end)

@@ -30,7 +30,7 @@ class StepTerms(NamedTuple):
 
 
 class Speculator:
-    """One request's index, its control, and its counts. `extend` with every token that is committed."""
+    """One request's index, its control, and its counts. `extend` with all tokens that are committed."""
 
     def __init__(
         self,
@@ -47,8 +47,12 @@ class Speculator:
         self._replies = replies
         self._expected: tuple[int, int] | None = None  # the token that drafts wait for, and the length of the match
 
-    def extend(self, token: int) -> None:
-        self._index.extend((token,))
+    def extend(self, tokens: list[int]) -> None:
+        self._index.extend(tokens)
+
+    def catch_up(self) -> None:
+        """What need not be done while others wait."""
+        self._index.catch_up()
 
     def forced(self, tokens: list[int], limit: int, terms: StepTerms) -> Draft | None:
         """Up to `limit` drafts, as below, from the only continuation that a grammar spells."""
