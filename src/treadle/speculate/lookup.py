@@ -9,12 +9,12 @@ operations, when it is first asked for a length.
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from treadle.types import Ids
 
@@ -54,6 +54,7 @@ class NgramIndex:
         self._runs: list[_Run] = []  # ascending, without gaps, up to `_recent_from`
         self._recent: dict[tuple[int, ...], int] = {}  # n-gram -> its last end, for ends from `_recent_from`
         self._recent_from = 0
+        self._repeats = False  # whether the last match was as long as any may be
         self._indexed = 0  # n-grams that end before this position are in one of the two
 
     def __len__(self) -> int:
@@ -96,10 +97,9 @@ class NgramIndex:
         return known + extra[skip : skip + count - len(known)]
 
     def _before_barred(self, tokens: list[int]) -> list[int]:
-        for i, token in enumerate(tokens):
-            if token < 0 or token in self._barred:
-                return tokens[:i]
-        return tokens
+        if min(tokens, default=0) >= 0 and self._barred.isdisjoint(tokens):
+            return tokens
+        return tokens[: next(i for i, token in enumerate(tokens) if token < 0 or token in self._barred)]
 
     def _longest(self, extra: list[int]) -> tuple[int, int]:
         """The end and the length of the longest, then most recent, earlier occurrence of the suffix; length 0: none."""
@@ -130,9 +130,9 @@ class NgramIndex:
     def _longest_far(self, suffix: tuple[int, ...]) -> tuple[int, int]:
         """The same among indexed ends. An occurrence of n tokens is one of n - 1, so the length is found by leaps.
 
-        The first leaps are short, because most texts repeat nothing.
+        The first leaps are short, because most texts repeat nothing; where one does, it goes on for a while.
         """
-        best_end, leap = 0, 1
+        best_end, leap = 0, LONGEST if self._repeats else 1
         low, high = self._shortest - 1, len(suffix)
         while low < high:
             middle = min(high, low + leap)
@@ -141,6 +141,7 @@ class NgramIndex:
                 high, leap = middle - 1, max(1, (middle - low) // 2)
             else:
                 best_end, low, leap = end, middle, 2 * leap
+        self._repeats = low == LONGEST
         return best_end, low if low >= self._shortest else 0
 
     def _find(self, gram: tuple[int, ...]) -> int | None:
@@ -242,7 +243,7 @@ class _Run:
         self.start = start
         self.size = end - start
         self._end = end
-        self._sorted: dict[int, NDArray[np.uint64]] = {}
+        self._sorted: dict[int, memoryview] = {}
 
     def find(self, tokens: array[int], gram: tuple[int, ...], hashed: int) -> int | None:
         """The last position here at which `gram` ends."""
@@ -251,9 +252,9 @@ class _Run:
             entries = self._sorted[len(gram)] = self._sort(tokens, len(gram))
         prefix = hashed & ~_POSITION_MASK
         wanted = array("q", gram)
-        index = int(entries.searchsorted(np.uint64(prefix | _POSITION_MASK), side="right")) - 1
+        index = bisect_right(entries, prefix | _POSITION_MASK) - 1  # quicker than numpy's for a single value
         while index >= 0:
-            entry = int(entries[index])
+            entry = entries[index]
             if entry & ~_POSITION_MASK != prefix:
                 return None
             end = entry & _POSITION_MASK
@@ -262,10 +263,10 @@ class _Run:
             index -= 1
         return None
 
-    def _sort(self, tokens: array[int], length: int) -> NDArray[np.uint64]:
+    def _sort(self, tokens: array[int], length: int) -> memoryview:
         first = max(self.start, length)
         if first >= self._end:
-            return np.empty(0, np.uint64)
+            return memoryview(b"")
         ids = np.frombuffer(tokens, dtype=np.uint64)
         hashed = np.zeros(self._end - first, np.uint64)
         for back in range(length, 0, -1):
@@ -275,7 +276,7 @@ class _Run:
         hashed &= np.uint64(_MASK ^ _POSITION_MASK)
         hashed |= np.arange(first, self._end, dtype=np.uint64)
         hashed.sort()
-        return hashed
+        return memoryview(hashed)  # type: ignore[arg-type]
 
 
 def _hash(gram: tuple[int, ...]) -> int:
