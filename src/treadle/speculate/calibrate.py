@@ -48,8 +48,8 @@ def calibrate(model: Any, vocab_size: int, new_layers: Callable[[], Layers]) -> 
         _undone(model, layers, fed)  # the first of a size also builds its kernels
         logits, seconds = _undone(model, layers, fed)
         cost.observe(width, seconds, warm=True)
-        if width in WIDTHS:
-            noise = max(noise, float(np.abs(np.array(logits - singles[0][:width])).max()))
+        both = min(width, len(singles[0]))
+        noise = max(noise, float(np.abs(np.array(logits[:both] - singles[0][:both])).max()))
     return Calibration(SAFETY * noise, cost)
 
 

@@ -34,6 +34,29 @@ inline void codes_of(const uint8_t* at, f8 (&parts)[4]) {
   }
 }
 
+// The same without the shifts: part j is so many times its codes, a power of two, and x is made so much smaller.
+template <Form FORM>
+constexpr float TIMES[4] = {1, 16, 256, 4096};
+template <>
+constexpr float TIMES<Form::Affine8>[4] = {1, 256, 65536, 1};
+
+template <Form FORM>
+inline void large_codes_of(const uint8_t* at, f8 (&parts)[4]) {
+  if constexpr (FORM == Form::Affine4) {
+    u8 words = widened(load<h8>(at));
+    parts[0] = to_float((i8)(words & 0xf));
+    parts[1] = to_float((i8)(words & 0xf0));
+    parts[2] = to_float((i8)(words & 0xf00));
+    parts[3] = to_float((i8)(words & 0xf000));
+  } else {
+    u8 words = load<u8>(at);
+    parts[0] = to_float((i8)(words & 0xff));
+    parts[1] = to_float((i8)(words & 0xff00));
+    parts[2] = to_float((i8)(words & 0xff0000));
+    parts[3] = to_float((i8)(words >> 24));
+  }
+}
+
 inline void reorder(const float* from, float* to, int inputs) {
   for (int k = 0; k < inputs; k += BLOCK) {
     f8 a = load8(from + k), b = load8(from + k + 8), c = load8(from + k + 16), d = load8(from + k + 24);
@@ -142,53 +165,105 @@ inline void prefetch(const uint8_t* from, int64_t bytes) {
   }
 }
 
+// Four rows of weights from `row` on, at input `first`; those beyond the last are the last. The next four are asked for.
+template <Form FORM>
+struct Quad {
+  const uint8_t* at[QUAD];
+
+  Quad(const Linear& w, int row, int first) {
+    int64_t bytes = row_of<FORM>(w, 1, 0) - row_of<FORM>(w, 0, 0);
+    for (int r = 0; r < QUAD; ++r) {
+      at[r] = row_of<FORM>(w, std::min(row + r, w.outputs - 1), first);
+    }
+    if (first == 0) {
+      prefetch(at[0] + QUAD * bytes, QUAD * bytes);
+    }
+  }
+};
+
 // A run of one row of x against four rows of weights from `row` on, without unpacking to memory.
 template <Form FORM>
 inline f4 one_row(const Linear& w, int row, const float* x, int first, int count) {
-  const uint8_t* at[QUAD];
+  Quad<FORM> quad(w, row, first);
   f8 sum4[QUAD] = {};
-  int64_t bytes = row_of<FORM>(w, 1, 0) - row_of<FORM>(w, 0, 0);
-  for (int r = 0; r < QUAD; ++r) {
-    at[r] = row_of<FORM>(w, std::min(row + r, w.outputs - 1), first);
-  }
-  if (first == 0) {
-    prefetch(at[0] + QUAD * bytes, QUAD * bytes);
-  }
-  if constexpr (quantised<FORM>) {
-    constexpr int BYTES = FORM == Form::Affine4 ? BLOCK / 2 : BLOCK;
-    Groups groups[QUAD];
+  int k = 0;
+  for (; k + LANES <= count; k += LANES) {
+    f8 own = load8(x + k);
     for (int r = 0; r < QUAD; ++r) {
-      groups[r].read(w, std::min(row + r, w.outputs - 1), first, count);
+      sum4[r] += dense8<FORM>(quad.at[r], k) * own;
     }
-    for (int b = 0; b < count / BLOCK; ++b) {
-      f8 x4[4];
-      for (int j = 0; j < 4; ++j) {
-        x4[j] = load8(x + b * BLOCK + j * LANES);
-      }
-      for (int r = 0; r < QUAD; ++r) {
-        f8 scale = all(groups[r].scales[b]), bias = all(groups[r].biases[b]), parts[4];
-        codes_of<FORM>(at[r] + b * BYTES, parts);
-        for (int j = 0; j < 4; ++j) {
-          sum4[r] += (parts[j] * scale + bias) * x4[j];
-        }
-      }
-    }
-  } else {
-    int k = 0;
-    for (; k + LANES <= count; k += LANES) {
-      f8 own = load8(x + k);
-      for (int r = 0; r < QUAD; ++r) {
-        sum4[r] += dense8<FORM>(at[r], k) * own;
-      }
-    }
-    if (k < count) {
-      f8 own = rest8<Form::Float32>(reinterpret_cast<const uint8_t*>(x), k, count - k);
-      for (int r = 0; r < QUAD; ++r) {
-        sum4[r] += rest8<FORM>(at[r], k, count - k) * own;
-      }
+  }
+  if (k < count) {
+    f8 own = rest8<Form::Float32>(reinterpret_cast<const uint8_t*>(x), k, count - k);
+    for (int r = 0; r < QUAD; ++r) {
+      sum4[r] += rest8<FORM>(quad.at[r], k, count - k) * own;
     }
   }
   return sums(sum4[0], sum4[1], sum4[2], sum4[3]);
+}
+
+// The sum of what blocks' biases bring to four rows of weights: bias by the sum of the block's x.
+inline f4 bias_parts(const Groups (&groups)[QUAD], const float* x_sums, int blocks) {
+  f8 sum4[QUAD] = {};
+  f4 rest = {};
+  int b = 0;
+  for (; b + LANES <= blocks; b += LANES) {
+    f8 own = load8(x_sums + b);
+    for (int r = 0; r < QUAD; ++r) {
+      sum4[r] += load8(groups[r].biases + b) * own;
+    }
+  }
+  for (; b < blocks; ++b) {
+    rest += f4{groups[0].biases[b], groups[1].biases[b], groups[2].biases[b], groups[3].biases[b]} * x_sums[b];
+  }
+  return sums(sum4[0], sum4[1], sum4[2], sum4[3]) + rest;
+}
+
+// x in the order of codes where weights are quantised, with zeros behind the last input. For few rows it is smaller by
+// `TIMES`, and `sums` are those of its blocks.
+struct Rows {
+  const float* x;
+  int64_t stride;
+  int count;
+  const float* sums = nullptr;
+  int64_t sums_stride = 0;
+};
+
+// A run of a few rows of x against four rows of quantised weights, added to `found`: codes by x first, and the sums of
+// blocks by their scales. ROWS: just so many, or FEW for up to so many.
+template <Form FORM, int ROWS>
+inline void few_rows(const Linear& w, int row, const Rows& rows, int first, int count, f4* found) {
+  constexpr int BYTES = FORM == Form::Affine4 ? BLOCK / 2 : BLOCK;
+  Quad<FORM> quad(w, row, first);
+  Groups groups[QUAD];
+  for (int r = 0; r < QUAD; ++r) {
+    groups[r].read(w, std::min(row + r, w.outputs - 1), first, count);
+  }
+  int present = ROWS < FEW ? ROWS : rows.count;
+  f8 total[ROWS][QUAD];
+  for (int m = 0; m < present; ++m) {
+    for (int r = 0; r < QUAD; ++r) {
+      total[m][r] = f8{};
+    }
+  }
+  for (int b = 0; b < count / BLOCK; ++b) {
+    const float* x = rows.x + first + b * BLOCK;
+    for (int r = 0; r < QUAD; ++r) {
+      f8 scale = all(groups[r].scales[b]), parts[4];
+      large_codes_of<FORM>(quad.at[r] + b * BYTES, parts);
+      for (int m = 0; m < present; ++m) {
+        f8 some = {}; // so that each of the four is multiplied and added at once, in any form of this loop
+        for (int j = 0; j < 4; ++j) {
+          some += parts[j] * load8(x + m * rows.stride + j * LANES);
+        }
+        total[m][r] += some * scale;
+      }
+    }
+  }
+  for (int m = 0; m < present; ++m) {
+    found[m] += sums(total[m][0], total[m][1], total[m][2], total[m][3]) +
+                bias_parts(groups, rows.sums + m * rows.sums_stride + first / BLOCK, count / BLOCK);
+  }
 }
 
 // A run of one row of weights as floats, with zeros behind the last input.
@@ -251,13 +326,6 @@ struct Sums {
   }
 };
 
-// x in the order of codes where weights are quantised, with zeros behind the last input.
-struct Rows {
-  const float* x;
-  int64_t stride;
-  int count;
-};
-
 template <Form FORM>
 void stream(const Product& product, const Rows& rows, int from, int to) {
   const Linear& w = product.layer;
@@ -268,6 +336,21 @@ void stream(const Product& product, const Rows& rows, int from, int to) {
       total += one_row<FORM>(w, row, rows.x + first, first, std::min(run, w.inputs - first));
     }
     Sums{product, 0, row, std::min(QUAD, to - row)}.put(total, true, true);
+  }
+}
+
+template <Form FORM, int ROWS>
+void stream_few(const Product& product, const Rows& rows, int from, int to) {
+  const Linear& w = product.layer;
+  int run = run_length(w.inputs);
+  for (int row = from; row < to; row += QUAD) {
+    f4 total[ROWS] = {};
+    for (int first = 0; first < w.inputs; first += run) {
+      few_rows<FORM, ROWS>(w, row, rows, first, std::min(run, w.inputs - first), total);
+    }
+    for (int m = 0; m < rows.count; ++m) {
+      Sums{product, m, row, std::min(QUAD, to - row)}.put(total[m], true, true);
+    }
   }
 }
 
@@ -301,11 +384,20 @@ void tiles(const Product& product, const Rows& rows, int top, int end, int from,
 
 template <Form FORM>
 void compute_as(const Product& product, const Rows& rows, int top, int end, int from, int to) {
-  if (rows.count == 1) {
-    stream<FORM>(product, rows, from, to);
-  } else {
-    tiles<FORM>(product, rows, top, end, from, to);
+  if constexpr (quantised<FORM>) {
+    switch (rows.count) {
+      case 1: return stream_few<FORM, 1>(product, rows, from, to);
+      case 2: return stream_few<FORM, 2>(product, rows, from, to);
+      case 3: return stream_few<FORM, 3>(product, rows, from, to);
+      case 4: return stream_few<FORM, 4>(product, rows, from, to);
+    }
+    if (rows.count <= FEW) {
+      return stream_few<FORM, FEW>(product, rows, from, to);
+    }
+  } else if (rows.count == 1) {
+    return stream<FORM>(product, rows, from, to);
   }
+  tiles<FORM>(product, rows, top, end, from, to);
 }
 
 void compute(const Product& product, const Rows& rows, int top, int end, int from, int to) {
@@ -322,9 +414,38 @@ bool has_codes(const Linear& w) {
   return w.form == Form::Affine4 || w.form == Form::Affine8;
 }
 
+// One row of x for few rows; see `Rows`.
+template <Form FORM>
+void arrange_few(const float* x, int inputs, float* to, float* to_sums) {
+  reorder(x, to, inputs);
+  for (int k = 0; k < inputs; k += BLOCK) {
+    f8 lanes = {};
+    for (int j = 0; j < 4; ++j) {
+      f8 part = load8(to + k + j * LANES);
+      lanes += part;
+      store(to + k + j * LANES, part * all(1 / TIMES<FORM>[j]));
+    }
+    to_sums[k / BLOCK] = sum(lanes);
+  }
+}
+
+Rows arranged_few(const Linear& w, const float* x, int64_t stride, int rows, std::unique_ptr<float[]>& copy) {
+  int width = w.inputs + w.inputs / BLOCK;
+  copy.reset(new float[int64_t(rows) * width]);
+  for (int m = 0; m < rows; ++m) {
+    float* to = copy.get() + int64_t(m) * width;
+    (w.form == Form::Affine4 ? arrange_few<Form::Affine4> : arrange_few<Form::Affine8>)(
+        x + m * stride, w.inputs, to, to + w.inputs);
+  }
+  return {copy.get(), width, rows, copy.get() + w.inputs, width};
+}
+
 // x as the kernels read it: a copy where codes have another order or vectors would reach beyond the row.
 Rows arranged(const Linear& w, const float* x, int64_t stride, int rows, std::unique_ptr<float[]>& copy) {
   bool codes = has_codes(w);
+  if (codes && rows <= FEW) {
+    return arranged_few(w, x, stride, rows, copy);
+  }
   if (!codes && (rows == 1 || w.inputs % LANES == 0)) {
     return {x, stride, rows};
   }
@@ -347,9 +468,17 @@ Rows arranged(const Linear& w, const float* x, int64_t stride, int rows, std::un
 
 // Rows of x that go over a band of weights together.
 int strip_length(int inputs, int rows) {
+  if (rows <= FEW) {
+    return rows;
+  }
   int most = std::max<int>(TRIPLE, STRIP_BYTES / (run_length(inputs) * sizeof(float)) / TRIPLE * TRIPLE);
   int strips = (rows + most - 1) / most;
   return ((rows + strips - 1) / strips + TRIPLE - 1) / TRIPLE * TRIPLE;
+}
+
+// Whether two layers read x arranged in the same way.
+bool read_alike(const Linear& a, const Linear& b, int rows) {
+  return has_codes(a) == has_codes(b) && (rows > FEW || !has_codes(a) || a.form == b.form);
 }
 
 void multiply_alike(const Product* products, int count, const Rows& rows) {
@@ -383,7 +512,7 @@ void multiply_alike(const Product* products, int count, const Rows& rows) {
 void multiply(const Product* products, int count, const float* x, int64_t stride, int rows) {
   for (int first = 0; first < count;) {
     int next = first + 1;
-    while (next < count && has_codes(products[next].layer) == has_codes(products[first].layer)) {
+    while (next < count && read_alike(products[next].layer, products[first].layer, rows)) {
       ++next;
     }
     std::unique_ptr<float[]> copy;

@@ -1,14 +1,16 @@
 // y = x W^T for float32 rows of x and weights in any of the forms below.
 //
-// Each result is a sum over the inputs in one fixed order, whatever the number of rows, threads and tiles: eight lanes
-// take every eighth input, are added up at the end of each run of at most RUN inputs, and the runs one after another.
-// So a row's result is the same bits alone, in a batch and in a long prompt.
+// Each result is a sum over the inputs in a fixed order, whatever the number of threads and tiles: eight lanes take every
+// eighth input, are added up at the end of each run of at most RUN inputs, and the runs one after another. Up to FEW rows
+// meet the codes of quantised weights and the scales afterwards, more rows the weights; the number of rows changes
+// nothing else. So a row's result is the same bits alone and in a step of up to FEW rows.
 #pragma once
 
 #include "vec.h"
 
 namespace treadle {
 
+constexpr int FEW = 16; // rows that quantised weights are not unpacked to memory for
 constexpr int RUN = 640; // inputs; eight unpacked rows of them and three of x fit the first-level cache
 
 inline int run_length(int inputs) {
