@@ -1,6 +1,7 @@
 #include "pool.h"
 
 #include <linux/futex.h>
+#include <sched.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -16,8 +17,8 @@ constexpr int SPINS = 64; // pauses between two looks at the clock
 constexpr int64_t IDLE_NS = 40'000; // a helper looks for work so long before it sleeps: a few small operations of MLX
 constexpr int64_t PATIENCE_NS = 60'000; // the caller looks so long for the end of a chunk before it sleeps
 constexpr int64_t STALL_NS = 1'000'000; // chunks take a tenth of that: a thread that needs so long has lost its core
-constexpr int64_t LEAST_ALONE_NS = 4'000'000;
-constexpr int64_t MOST_ALONE_NS = 500'000'000;
+constexpr int64_t MOST_CREDIT_NS = 20'000'000; // of waiting that is put up with, some slices of the system's
+constexpr int LEAST_SHARE = 3; // and this part of all time: alone, work takes twice as long and not a third more
 constexpr int MOST_CHUNKS = 0xffff;
 
 int64_t now() {
@@ -65,6 +66,7 @@ bool spin(int64_t ns, F ready) {
       }
       pause();
     }
+    sched_yield(); // whoever waits for this core, the thread that builds the next step above all, shall have it
   } while (now() < end);
   return false;
 }
@@ -85,7 +87,8 @@ void Pool::set_num_threads(int n) {
   for (; started_ < num_threads_; ++started_) {
     std::thread(&Pool::serve, this, started_).detach();
   }
-  alone_until_ = alone_for_ = 0;
+  alone_until_ = 0;
+  credit_ = MOST_CREDIT_NS;
   busy_.store(false, std::memory_order_release);
 }
 
@@ -135,7 +138,6 @@ bool Pool::take(uint64_t& seen, int& chunk) {
 void Pool::wait_for_helpers(int count) {
   auto complete = [&] { return done_.load(std::memory_order_acquire) >= count; };
   if (spin(PATIENCE_NS, complete)) {
-    alone_for_ -= alone_for_ / 4096;
     return;
   }
   int64_t began = now();
@@ -144,10 +146,12 @@ void Pool::wait_for_helpers(int count) {
     sleep_while(done_, have, 0);
   }
   waiting_.store(0, std::memory_order_relaxed);
-  if (now() - began > STALL_NS) {
-    num_stalls_.fetch_add(1, std::memory_order_relaxed);
-    alone_for_ = std::clamp(alone_for_ * 2, LEAST_ALONE_NS, MOST_ALONE_NS);
-    alone_until_ = now() + alone_for_;
+  int64_t end = now(), waited = end - began;
+  num_stalls_.fetch_add(waited > STALL_NS, std::memory_order_relaxed);
+  credit_ = std::min(credit_ + (began - credited_) / LEAST_SHARE, MOST_CREDIT_NS) - waited;
+  credited_ = end;
+  if (credit_ < 0) { // until half of it is there again
+    alone_until_ = end + (MOST_CREDIT_NS / 2 - credit_) * LEAST_SHARE;
   }
 }
 

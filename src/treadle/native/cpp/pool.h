@@ -1,6 +1,6 @@
 // Threads that share one piece of work at a time. Whoever calls `share` works too and never waits for a thread to wake:
 // chunks are taken by whoever comes, so that one that is late finds nothing left. A thread that lost its core in the
-// middle of a chunk is waited for; after that, work is done alone for a while that doubles each time it happens again.
+// middle of a chunk is waited for. Where a third of the time goes that way, work is done alone for a while.
 // Results never depend on who computed what, because chunks do not depend on the number of threads that came.
 #pragma once
 
@@ -56,7 +56,8 @@ class Pool {
   int started_ = 1;
   std::atomic<int> allowed_{1};
   int64_t alone_until_ = 0; // nanoseconds
-  int64_t alone_for_ = 0;
+  int64_t credit_ = 0; // nanoseconds that may still be waited, as of `credited_`
+  int64_t credited_ = 0;
   std::atomic<int64_t> num_stalls_{0};
 };
 
