@@ -126,7 +126,7 @@ class FakeStream:
 
     def cancel(self, error: str | None) -> None:
         self._task.cancel()
-        self._put(replace(self._end(Finish.ABORT, 0), error=error))
+        self._put(self._end(Finish.ABORT, 0)._replace(error=error))
 
     def _put(self, output: Output) -> None:
         self._engine.recorder.turn([output], 0.001)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from treadle.api.logprobs import UNKNOWN
 from treadle.api.prompts import Prompt
@@ -68,4 +68,4 @@ class ScoredEchoes:
 
 def _behind(event: Event, start: int) -> Event:
     """An event of the completion, which begins after `start` characters."""
-    return replace(event, offsets=tuple(start + offset for offset in event.offsets))
+    return event._replace(offsets=tuple(start + offset for offset in event.offsets))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from treadle.output.channels import read_channels
@@ -62,7 +61,7 @@ class ReplyStream:
         next(parse, None)
         if event.kind is Kind.DONE:
             reader.close()
-            reader.out.append(replace(event, reasoning_tokens=reader.reasoning_tokens))
+            reader.out.append(event._replace(reasoning_tokens=reader.reasoning_tokens))
         out, reader.out = reader.out, []
         return out
 

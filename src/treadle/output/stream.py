@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from treadle.output.detokenise import Detokeniser
 from treadle.output.stops import StopMatcher
@@ -40,9 +40,8 @@ class ToolDelta:
     arguments: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
-    """One piece of an answer.
+class Event(NamedTuple):
+    """One piece of an answer. A named tuple for the reason that `Output` is one.
 
     Text events: `text` (never empty, except for one just before `done` when the last tokens have no text of
     their own), and the tokens whose text ends in it: `ids`, `logprobs` (one per id if asked for), `offsets`
@@ -68,8 +67,7 @@ class Event:
     reasoning_tokens: int = 0  # of the done event: tokens of the reply that are reasoning
 
 
-@dataclass(frozen=True, slots=True)
-class _Token:
+class _Token(NamedTuple):
     """An emitted token and the characters [start, end) of the text that it has a part in."""
 
     id: int
