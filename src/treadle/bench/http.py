@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from functools import partial
 
 import numpy as np
-from tokenizers import Tokenizer, models
+from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from treadle.api.server import Server
@@ -100,9 +100,12 @@ def _loop(subject: Subject, streams: int, tokens: int) -> float:
 
 
 def _loaded(subject: Subject) -> LoadedModel:
-    """The same model with a word for each id. Its arrays are evaluated, so that the engine's thread may use them."""
-    words = {f"w{i} ": i for i in range(subject.caps.vocab_size)}
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="w0 ")))
+    """The same model with a word for each id, of bytes as most models have them. Its arrays are evaluated, so that the
+    engine's thread may use them.
+    """
+    words = Tokenizer(models.BPE({f"\u0120w{i}": i for i in range(subject.caps.vocab_size)}, []))
+    words.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words)
     return LoadedModel(subject.name, "random", "0", subject.model, tokenizer, {}, subject.caps, frozenset(), {}, None)
 
 

@@ -121,7 +121,7 @@ class _WindowPath:
         self._held.append(token)
         text = self._decode(self._context + self._held)
         if not text.endswith(REPLACEMENT):
-            return self._release(len(self._held))
+            return self._release(len(self._held), text)
         return "" if len(self._held) < LONGEST_CHAR else self._release(self._settled(text))
 
     def _settled(self, text: str) -> int:
@@ -130,9 +130,10 @@ class _WindowPath:
         stays = (n for n in counts if text.startswith(self._decode(self._context + self._held[:n])))
         return next(stays, len(self._held))
 
-    def _release(self, count: int) -> str:
+    def _release(self, count: int, text: str | None = None) -> str:
+        """`text`: of the context and so many held tokens, where it is known."""
         group, self._held = self._held[:count], self._held[count:]
-        text = self._decode(self._context + group)
+        text = self._decode(self._context + group) if text is None else text
         new = text[_common(self._base, text) :]
         self._groups = [*self._groups, group][-WINDOW:]
         self._context = [token for group in self._groups for token in group]
