@@ -170,7 +170,8 @@ class Sequence:
         """Accept tokens; one at a time where there is a grammar, which may end behind any."""
         end = self._length + len(tokens)
         if end > len(self._buffer):
-            self._buffer = np.concatenate([self._buffer, np.empty(max(256, end // 2), np.int64)])
+            more = max(256, end // 2, end - len(self._buffer))
+            self._buffer = np.concatenate([self._buffer, np.empty(more, np.int64)])
         self._buffer[self._length : end] = tokens
         self._length = end
         if self.matcher is not None:

@@ -468,9 +468,6 @@ Rows arranged(const Linear& w, const float* x, int64_t stride, int rows, std::un
 
 // Rows of x that go over a band of weights together.
 int strip_length(int inputs, int rows) {
-  if (rows <= FEW) {
-    return rows;
-  }
   int most = std::max<int>(TRIPLE, STRIP_BYTES / (run_length(inputs) * sizeof(float)) / TRIPLE * TRIPLE);
   int strips = (rows + most - 1) / most;
   return ((rows + strips - 1) / strips + TRIPLE - 1) / TRIPLE * TRIPLE;
