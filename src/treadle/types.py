@@ -179,7 +179,7 @@ class Usage:
 class Output(NamedTuple):
     """What one step made for one sequence: zero or more tokens, and at the end `finish` with `usage`.
 
-    A named tuple, because one is made for each row of each step, and a frozen dataclass takes five times as long.
+    A named tuple, because one is made for each row of each step, and a frozen dataclass sets its fields one by one.
     `tokens` never contains an end id. After an `Output` with `finish` nothing more comes for that id.
     An `Output` without tokens and without finish reports prefill progress.
     """

@@ -20,7 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treadle.cache import geometry
-from treadle.cache.geometry import FEW, FREE, GRAIN, SINKS, needed_window, places, round_up
+from treadle.cache.geometry import needed_window, places, round_up
+
+GRAIN = 64  # a batch reads a multiple of this many columns, so that attention meets a new shape once in 64 steps
+SINKS = 64  # columns at the beginning that are seen from everywhere, because models are used to look at them
+FEW = 16  # a step of so many tokens sees all
+FREE = np.int32(2**31 - 1)  # the position of a column that holds nothing for a row
 
 
 class SoloColumns:

@@ -6,14 +6,9 @@ from functools import lru_cache
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
 
 STEP = 256  # buffers grow by this many columns
-GRAIN = 64  # a batch reads a multiple of this many columns, so that attention meets a new shape once in 64 steps
 SLACK = 256  # tokens kept behind a window, so that recent ones can be taken back
-SINKS = 64  # columns at the beginning that are seen from everywhere, because models are used to look at them
-FEW = 16  # a step of so many tokens sees all
-FREE = np.int32(2**31 - 1)  # the position of a column that holds nothing for a row
 
 
 def round_up(n: int) -> int:

@@ -41,7 +41,7 @@ class ToolDelta:
 
 
 class Event(NamedTuple):
-    """One piece of an answer. A named tuple for the reason that `Output` is one.
+    """One piece of an answer. A named tuple, as `Output` is and for its reason.
 
     Text events: `text` (never empty, except for one just before `done` when the last tokens have no text of
     their own), and the tokens whose text ends in it: `ids`, `logprobs` (one per id if asked for), `offsets`

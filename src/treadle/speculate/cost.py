@@ -13,6 +13,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -191,9 +192,7 @@ class _Point:
             self.recent.clear()
         self.last = now
         self.recent.append(seconds)
-        ordered = sorted(self.recent)
-        count = len(ordered)
-        middle = (ordered[(count - 1) // 2] + ordered[count // 2]) / 2 if count > 2 else ordered[0]
+        middle = median(self.recent) if len(self.recent) > 2 else min(self.recent)
         if abs(middle - self.value) <= _NOTICED * self.value:
             return False
         self.value = middle
