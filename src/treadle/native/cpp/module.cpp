@@ -538,7 +538,6 @@ NB_MODULE(TREADLE_MODULE, m) {
       .def("ask", &Layer::asked, nb::arg("x"), nb::arg("offset"))
       .def("rest", &Layer::rest_of, nb::arg("x"), nb::arg("attended"));
   m.def("set_num_threads", [](int n) { Pool::shared().set_num_threads(n); }, nb::arg("n"));
-  m.def("num_stalls", [] { return Pool::shared().num_stalls(); });
 }
 
 } // namespace treadle

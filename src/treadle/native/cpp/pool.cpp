@@ -16,7 +16,6 @@ namespace {
 constexpr int SPINS = 64; // pauses between two looks at the clock
 constexpr int64_t IDLE_NS = 40'000; // a helper looks for work so long before it sleeps: a few small operations of MLX
 constexpr int64_t PATIENCE_NS = 60'000; // the caller looks so long for the end of a chunk before it sleeps
-constexpr int64_t STALL_NS = 1'000'000; // chunks take a tenth of that: a thread that needs so long has lost its core
 constexpr int64_t MOST_CREDIT_NS = 20'000'000; // of waiting at once that is put up with: some slices of the system's time
 constexpr int PATIENT_PART = 3; // and a third of all time: at a half, one thread alone would be as quick as two
 constexpr int MOST_CHUNKS = 0xffff;
@@ -147,7 +146,6 @@ void Pool::wait_for_helpers(int count) {
   }
   waiting_.store(0, std::memory_order_relaxed);
   int64_t end = now(), waited = end - began;
-  num_stalls_.fetch_add(waited > STALL_NS, std::memory_order_relaxed);
   credit_ = std::min(credit_ + (began - credited_) / PATIENT_PART, MOST_CREDIT_NS) - waited;
   credited_ = end;
   if (credit_ < 0) { // until half of it is there again

@@ -24,7 +24,6 @@ class Pool {
 
   int num_threads() const { return num_threads_; }
   void set_num_threads(int n); // including the caller's; before or between work
-  int64_t num_stalls() const { return num_stalls_; }
 
   static Pool& shared(); // never destroyed: its threads may outlive static objects
 
@@ -58,7 +57,6 @@ class Pool {
   int64_t alone_until_ = 0; // nanoseconds
   int64_t credit_ = 0; // nanoseconds that may still be waited, as of `credited_`
   int64_t credited_ = 0;
-  std::atomic<int64_t> num_stalls_{0};
 };
 
 } // namespace treadle
