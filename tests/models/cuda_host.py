@@ -30,12 +30,21 @@ SHIM = """
 struct bfloat {
     uint16_t bits;
     bfloat() = default;
+    static bfloat of(uint16_t u) { return bfloat(u); }
     explicit bfloat(uint16_t u) : bits(u) {}
     explicit bfloat(float f) { uint32_t u; memcpy(&u, &f, 4); bits = (u + 0x7fff + ((u >> 16) & 1)) >> 16; }
     explicit operator float() const { uint32_t u = uint32_t(bits) << 16; float f; memcpy(&f, &u, 4); return f; }
 };
+using bfloat16 = bfloat;
+struct float16 {
+    uint16_t bits;
+    float16() = default;
+    explicit float16(float f) { _Float16 h = f; memcpy(&bits, &h, 2); }
+    explicit operator float() const { _Float16 h; memcpy(&h, &bits, 2); return h; }
+    static float16 of(uint16_t u) { float16 h; h.bits = u; return h; }
+};
 struct uint4 { unsigned int x, y, z, w; };
-struct Index { int x = 1, y = 1; };
+struct Index { int x = 1, y = 1, z = 1; };
 static thread_local Index threadIdx, blockIdx, blockDim, gridDim;
 static std::vector<std::unique_ptr<std::barrier<>>> warps;
 static std::unique_ptr<std::barrier<>> block;
@@ -61,12 +70,14 @@ static unsigned int __byte_perm(unsigned int a, unsigned int b, unsigned int ord
 static unsigned int pieces[32][32][6];
 template <bool BF16>
 static void tile(float (&sum)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
-    static_assert(BF16);
     auto mine = pieces[threadIdx.x / 32];
     const unsigned int given[6] = {a0, a1, a2, a3, b0, b1};
     memcpy(mine[threadIdx.x % 32], given, sizeof given);
     __syncwarp();
-    auto half = [](unsigned int pair, int k) { return float(bfloat{uint16_t(k % 2 ? pair >> 16 : pair)}); };
+    auto half = [](unsigned int pair, int k) {
+        const uint16_t bits = k % 2 ? pair >> 16 : pair;
+        return BF16 ? float(bfloat::of(bits)) : float(float16::of(bits));
+    };
     for (int i = 0; i < 4; ++i) {
         const int row = threadIdx.x % 32 / 4 + i / 2 * 8, column = threadIdx.x % 4 * 2 + i % 2;
         for (int k = 0; k < 16; ++k)
@@ -75,7 +86,13 @@ static void tile(float (&sum)[4], unsigned a0, unsigned a1, unsigned a2, unsigne
     }
     __syncwarp();
 }
+template <bool B> struct Bool { static constexpr bool value = B; };
+static unsigned int less_1024(unsigned int pair) {
+    auto one = [](unsigned int bits) { return float16(float(float16::of(bits)) - 1024.0f).bits; };
+    return one(pair & 0xffff) | unsigned(one(pair >> 16)) << 16;
+}
 #define __expf std::exp
+using std::fmaxf;
 static float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 static float __uint_as_float(unsigned int u) { float f; memcpy(&f, &u, 4); return f; }
 template <class X> static X __ldg(const X* p) { return *p; }
@@ -83,14 +100,15 @@ using std::min, std::max;
 #define __shared__ static
 """
 LAUNCH = """
-extern "C" void launch(void** arrays, int* shapes, int blocks, int columns, int threads) {
+extern "C" void launch(void** arrays, int* shapes, const int* grid, int threads) {
     block = std::make_unique<std::barrier<>>(threads);
     warps.clear();
     for (int w = 0; w < threads; w += 32) warps.push_back(std::make_unique<std::barrier<>>(std::min(32, threads - w)));
-    for (int b = 0; b < blocks * columns; ++b) {
+    for (int b = 0; b < grid[0] * grid[1] * grid[2]; ++b) {
         std::vector<std::thread> all;
         for (int t = 0; t < threads; ++t) all.emplace_back([=] {
-            threadIdx.x = t, blockIdx.x = b % blocks, blockIdx.y = b / blocks, blockDim.x = threads, gridDim.x = blocks;
+            threadIdx.x = t, blockDim.x = threads, gridDim = {grid[0], grid[1], grid[2]};
+            blockIdx = {b % grid[0], b / grid[0] % grid[1], b / grid[0] / grid[1]};
             body(arrays, shapes);
         });
         for (auto& one : all) one.join();
@@ -98,7 +116,13 @@ extern "C" void launch(void** arrays, int* shapes, int blocks, int columns, int 
 }
 """
 SIZES = 4  # of an array's shape, at most
-C_TYPES = {mx.float32: "float", mx.bfloat16: "bfloat", mx.int32: "int", mx.uint32: "unsigned int"}
+C_TYPES = {
+    mx.float32: "float",
+    mx.bfloat16: "bfloat",
+    mx.float16: "float16",
+    mx.int32: "int",
+    mx.uint32: "unsigned int",
+}
 
 
 def compiled(inputs_of: Sequence[str], outputs_of: Sequence[str], source: str, folder: Path) -> Any:
@@ -115,7 +139,11 @@ def compiled(inputs_of: Sequence[str], outputs_of: Sequence[str], source: str, f
         arguments = [*zip(inputs_of, (a.dtype for a in inputs), strict=True)]
         arguments += zip(outputs_of, output_dtypes, strict=True)
         lines = [f"auto {a} = static_cast<{C_TYPES[kind]}*>(arrays[{i}]);" for i, (a, kind) in enumerate(arguments)]
-        lines += [f"const int* {a}_shape = shapes + {SIZES * i};" for i, a in enumerate(inputs_of)]
+        for i, (a, given) in enumerate(zip(inputs_of, inputs, strict=True)):
+            sizes = [f"{a}_shape[{axis}]" for axis in range(given.ndim)]
+            steps = [" * ".join(["1L", *sizes[axis + 1 :]]) for axis in range(given.ndim)]
+            lines.append(f"const int* {a}_shape = shapes + {SIZES * i};")
+            lines.append(f"const long {a}_strides[] = {{{', '.join(steps)}}};")
         lines += [f"constexpr int {a}_ndim = {given.ndim};" for a, given in zip(inputs_of, inputs, strict=True)]
         lines += [
             f"using {key} = {C_TYPES[value]};" if key == "T" else f"constexpr int {key} = {int(value)};"
@@ -124,12 +152,13 @@ def compiled(inputs_of: Sequence[str], outputs_of: Sequence[str], source: str, f
         text = SHIM + "static void body(void** arrays, int* shapes) {" + "\n".join(lines) + source + "}" + LAUNCH
         held = [host(a) for a in inputs]
         out = [
-            np.full(s, 7, np.uint16 if d == mx.bfloat16 else np.float32)
+            np.full(s, 7, np.float32 if d == mx.float32 else np.uint16)
             for s, d in zip(output_shapes, output_dtypes, strict=True)
         ]
         pointers = (ctypes.c_void_p * len(arguments))(*[a.ctypes.data for a in held + out])
         shapes = (ctypes.c_int * (SIZES * len(inputs)))(*[n for a in inputs for n in (*a.shape, *[1] * SIZES)[:SIZES]])
-        library(text, folder).launch(pointers, shapes, -(-grid[0] // threadgroup[0]), grid[1], threadgroup[0])
+        blocks = (ctypes.c_int * 3)(-(-grid[0] // threadgroup[0]), *grid[1:])
+        library(text, folder).launch(pointers, shapes, blocks, threadgroup[0])
         return [mx.array(a).view(d) for a, d in zip(out, output_dtypes, strict=True)]
 
     return launch
@@ -137,7 +166,7 @@ def compiled(inputs_of: Sequence[str], outputs_of: Sequence[str], source: str, f
 
 def host(a: Any) -> Any:
     a = mx.contiguous(a)
-    return np.array(a.view(mx.uint16) if a.dtype == mx.bfloat16 else a)
+    return np.array(a.view(mx.uint16) if a.dtype in (mx.bfloat16, mx.float16) else a)
 
 
 def library(text: str, folder: Path) -> Any:

@@ -13,8 +13,9 @@ from tests.models.cuda_host import COMPILER, compiled
 from tests.tiny import CONFIGS, VOCAB, built
 from treadle.cache import recent_columns
 from treadle.cache.columns import SoloColumns
+from treadle.cache.quantise import Packed, Scheme
 from treadle.cache.rows import Rows
-from treadle.models import attention, few_queries
+from treadle.models import attention, few_queries, few_queries_source
 from treadle.models.capabilities import describe, forward, new_layers
 from treadle.runtime import mlx_lm_module
 from treadle.types import Batching, KvFormat
@@ -214,6 +215,81 @@ def test_columns_are_split_only_where_few_blocks_face_many(blocks: int, reach: i
     assert few_queries.parts(blocks, reach) == expected
 
 
+@pytest.fixture
+def on_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The kernels' sources as C++."""
+
+    def kernel(name: str, inputs: Any, outputs: Any, source: str, header: str = "") -> Any:
+        return compiled(inputs, outputs, source, tmp_path)
+
+    monkeypatch.setattr(few_queries, "Kernel", kernel)
+    for made in (few_queries._kernel, few_queries._merge):
+        made.cache_clear()
+    yield few_queries._launch
+    for made in (few_queries._kernel, few_queries._merge):
+        made.cache_clear()
+
+
+def drawn(shape: tuple[int, ...], dtype: Any, seed: int) -> Any:
+    return mx.random.normal(shape, key=mx.random.key(seed)).astype(dtype)
+
+
+@pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler")
+@pytest.mark.parametrize(
+    ("dtype", "heads", "dim", "n", "split", "window"),
+    [
+        (mx.bfloat16, (8, 2), 128, 1, 1, 0),  # half a tile
+        (mx.float16, (8, 2), 128, 3, 2, 0),  # most of a whole one
+        (mx.float16, (3, 3), 32, 1, 2, 20),
+        (mx.float16, (12, 1), 96, 3, 1, 0),  # more than two
+        (mx.float16, (4, 2), 80, 5, 1, 11),
+        (mx.bfloat16, (4, 1), 256, 4, 1, 9),  # halves, as sums of more would not fit
+    ],
+)
+def test_the_source_over_exact_rows_computes_what_it_is_told(
+    dtype: Any, heads: tuple[int, int], dim: int, n: int, split: int, window: int, on_host: Any
+) -> None:
+    rows, capacity, reach = 2, 80, 69
+    queries = drawn((rows, heads[0], n, dim), dtype, 0)
+    keys, values = (drawn((3, heads[1], capacity, dim), dtype, seed) for seed in (1, 2))
+    line = mx.where(mx.arange(capacity) < 66, mx.arange(capacity), 2**30)
+    table = mx.stack([line, mx.where(line % 7 == 0, 2**30, line)]).astype(mx.int32)
+    hidden = (table[:, None, :, None] == 2**30) & mx.ones((rows, heads[1], 1, dim), mx.bool_)
+    nan = mx.array(float("nan"), dtype)
+    held = [mx.concatenate([mx.where(hidden, nan, a[:rows]), a[rows:]]) for a in (keys, values)]
+    seen = table, mx.array([64 - n, 40], mx.int32), mx.array([reach, window], mx.int32)
+    found = on_host(queries, *held, *seen, mx.array([dim**-0.5]), split=split, packed=None)
+    wanted = reference(queries, *(mx.nan_to_num(a) for a in (keys, values)), seen, dim**-0.5, reach)
+    np.testing.assert_allclose(
+        *(np.array(a.astype(mx.float32)) for a in (found, wanted)), atol=2e-3 if dtype == mx.float16 else 2e-2
+    )
+
+
+@pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler")
+@pytest.mark.parametrize(
+    ("dtype", "heads", "dim", "group", "n", "split"),
+    [(mx.float16, (4, 2), 64, 32, 2, 2), (mx.bfloat16, (4, 1), 128, 64, 3, 4), (mx.float16, (2, 2), 256, 128, 2, 3)],
+)
+def test_the_source_over_packed_rows_computes_what_it_is_told(
+    dtype: Any, heads: tuple[int, int], dim: int, group: int, n: int, split: int, on_host: Any
+) -> None:
+    rows, scheme = 2, Scheme(8, group, rotate=False)
+    queries = drawn((rows, heads[0], n, dim), dtype, 0)
+    exact = [drawn((3, heads[1], 90, dim), dtype, seed) for seed in (1, 2)]
+    old = [drawn((3, heads[1], 150, dim), dtype, seed) for seed in (3, 4)]
+    codes = [mx.quantize(a.astype(mx.bfloat16), group_size=group, bits=8) for a in old]
+    packed = [Packed(*code, scheme, dtype) for code in codes]
+    table = mx.stack([mx.arange(64, 154), mx.arange(90)]).astype(mx.int32)
+    seen = table, mx.array([140, 70], mx.int32), mx.array([82, 5, 0, 128], mx.int32)
+    found = on_host(
+        queries, *exact, *seen, mx.array([dim**-0.5]), *codes[0], *codes[1], split=split, packed=(64, group)
+    )
+    wanted = packed_reference(queries, exact, packed, seen, dim**-0.5, 128)
+    np.testing.assert_allclose(
+        *(np.array(a.astype(mx.float32)) for a in (found, wanted)), atol=2e-3 if dtype == mx.float16 else 2e-2
+    )
+
+
 @pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler")
 @pytest.mark.parametrize(("num_parts", "dim"), [(2, 32), (33, 64), (32, 128)])
 def test_parts_are_joined_as_if_they_had_been_one(num_parts: int, dim: int, tmp_path: Path) -> None:
@@ -227,7 +303,7 @@ def test_parts_are_joined_as_if_they_had_been_one(num_parts: int, dim: int, tmp_
     parts[:, -1, :dim], parts[:, -1, dim], parts[:, -1, dim + 1] = 0, -1e30, 0
     whole = np.exp(scores[:, :-1] - scores[:, :-1].max(axis=(1, 2), keepdims=True))
     wanted = np.einsum("hpc,hpcd->hd", whole, values[:, :-1]) / whole.sum(axis=(1, 2))[:, None]
-    merge = compiled(["parts"], ["out"], few_queries.MERGE, tmp_path)
+    merge = compiled(["parts"], ["out"], few_queries_source.MERGE, tmp_path)
     (found,) = merge(
         inputs=[mx.array(parts.astype(np.float32)).reshape(1, 3, 1, num_parts, dim + 2)],
         template=[("T", mx.float32), ("D", dim), ("MOST_PARTS", 32)],

@@ -40,12 +40,14 @@ PRELUDE = """
 struct bfloat16 {
     unsigned short bits;
     bfloat16() = default;
+    __device__ static bfloat16 of(unsigned short bits) { bfloat16 x; x.bits = bits; return x; }
     __device__ explicit bfloat16(float x) { asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(x)); }
     __device__ explicit operator float() const { return __uint_as_float(static_cast<unsigned int>(bits) << 16); }
 };
 struct float16 {
     unsigned short bits;
     float16() = default;
+    __device__ static float16 of(unsigned short bits) { float16 x; x.bits = bits; return x; }
     __device__ explicit float16(float x) { asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(x)); }
     __device__ explicit operator float() const {
         float x;
@@ -53,6 +55,21 @@ struct float16 {
         return x;
     }
 };
+"""
+# sum += a b on tensor cores: 16 x 16 by 16 x 8 numbers of 16 bits, over the lanes of a warp.
+TILE = """
+template <bool BF16>
+__device__ __forceinline__ void tile(float (&sum)[4], unsigned int a0, unsigned int a1, unsigned int a2,
+                                     unsigned int a3, unsigned int b0, unsigned int b1) {
+    if constexpr (BF16)
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+            : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+            : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+    else
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+            : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+            : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
 """
 
 

@@ -1,9 +1,12 @@
 """CUDA kernels for attention of a few queries per sequence, over exact and over packed rows. Engine thread only.
 
-A block computes one query position of one row for the G heads that share a key head, over a part of the columns. Its
-warps take columns by turns, UNROLL at a time, with a running maximum and sum each (online softmax), and are joined at
-the end. Where there are several parts, `MERGE` joins them. Packed rows of 8 bits are read as they are: a lane reads the
-codes of its own dimensions, a quarter of what exact rows in float32 would be and half of bfloat16.
+A block computes up to 16 queries of one row that share a key head (positions and heads alike) over a part of the
+columns, on tensor cores. Its warps take columns by turns, 16 at a time, with a running maximum and sum for each query
+(online softmax), and are joined at the end. Where there are several parts, a second kernel joins them. Packed rows of
+8 bits are read as they are: codes become numbers by their place in a word, scales and biases meet scores and weights.
+
+The order of dimensions within a product is free, so each lane takes those that lie side by side in memory, and nothing
+changes lanes. Code is short: a device fetches it anew at each launch, some 2 us for 1,000 instructions.
 """
 
 from __future__ import annotations
@@ -18,188 +21,27 @@ import mlx.core as mx
 from treadle.cache import recent_columns
 from treadle.cache.pieces import Piece
 from treadle.cache.quantise import Packed
+from treadle.models import few_queries_source as source
 from treadle.models.cuda import Kernel
 from treadle.models.kernels import numbers
 
 log = logging.getLogger("treadle.models")
 
 WARP = 32
-MOST_WARPS = 8  # of a block: with 16, some of the kernels want more registers than a block can have
-SHARED_FLOATS = 8192  # of one block, for joining what its warps found
+WARPS = 4  # of a block
+MOST_ROWS = 16  # queries of a tile
+WIDE = 128  # dimensions of a head from which on a tile has half as many: sums have to fit into registers
+MOST_DIM = 256
+DIM_STEP = 16
 ENOUGH_BLOCKS = 512  # about four for each processor of an H100
 LEAST_PART = 128  # columns
 MOST_PARTS = 32
-TYPES = (mx.bfloat16, mx.float16, mx.float32)
+TYPES = (mx.bfloat16, mx.float16)
 CODE_BITS = 8  # of packed rows that are read as they are
 TRIAL = 256  # columns
 TRIED = ((2, TRIAL), (2, TRIAL))  # heads and columns of its keys and values
 ROUNDING = 2**-5  # of what a trial finds, some 0.1 to 1: bfloat16
 
-SETUP = """
-    constexpr int E = D / 32;
-    constexpr int UNROLL = 4;
-    const int num_parts = gridDim.x / queries_shape[0];
-    const int row = blockIdx.x / num_parts, part = blockIdx.x % num_parts, head = blockIdx.y, i = blockIdx.z;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int here = position[row] + i;
-    float query[G][E], sum[G][E], best[G], total[G];
-    for (int g = 0; g < G; ++g) {
-        const long at = row * queries_strides[0] + (head * G + g) * queries_strides[1] + i * queries_strides[2];
-        best[g] = -1e30f;
-        total[g] = 0.0f;
-        for (int e = 0; e < E; ++e) {
-            query[g][e] = static_cast<float>(queries[at + lane * E + e]) * scale[0];
-            sum[g][e] = 0.0f;
-        }
-    }
-    // Columns [first, limit); load(c, key, value) reads one of them and says whether the query sees it.
-    auto sweep = [&](int first, int limit, auto load) {
-        for (int start = first + warp * UNROLL; start < limit; start += WARPS * UNROLL) {
-            float key[UNROLL][E], value[UNROLL][E];
-            bool seen[UNROLL];
-            bool any = false;
-            #pragma unroll
-            for (int u = 0; u < UNROLL; ++u) {
-                seen[u] = start + u < limit && load(start + u, key[u], value[u]);
-                any = any || seen[u];
-                if (!seen[u]) for (int e = 0; e < E; ++e) key[u][e] = value[u][e] = 0.0f;
-            }
-            if (!any) continue;
-            #pragma unroll
-            for (int g = 0; g < G; ++g) {
-                float score[UNROLL];
-                float top = best[g];
-                #pragma unroll
-                for (int u = 0; u < UNROLL; ++u) {
-                    float s = 0.0f;
-                    for (int e = 0; e < E; ++e) s += query[g][e] * key[u][e];
-                    for (int step = 16; step > 0; step /= 2) s += __shfl_xor_sync(0xffffffff, s, step);
-                    score[u] = seen[u] ? s : -1e30f;
-                    top = fmaxf(top, score[u]);
-                }
-                const float fade = __expf(best[g] - top);
-                best[g] = top;
-                total[g] *= fade;
-                for (int e = 0; e < E; ++e) sum[g][e] *= fade;
-                #pragma unroll
-                for (int u = 0; u < UNROLL; ++u) {
-                    const float weight = seen[u] ? __expf(score[u] - top) : 0.0f;
-                    total[g] += weight;
-                    for (int e = 0; e < E; ++e) sum[g][e] += weight * value[u][e];
-                }
-            }
-        }
-    };
-    const T* key_row = keys + row * keys_strides[0] + head * keys_strides[1] + lane * E;
-    const T* value_row = values + row * values_strides[0] + head * values_strides[1] + lane * E;
-    const int* line = table + row * table_strides[0];
-    auto read_exact = [&](int c, float* key, float* value) {
-        for (int e = 0; e < E; ++e) {
-            key[e] = static_cast<float>(key_row[c * keys_strides[2] + e]);
-            value[e] = static_cast<float>(value_row[c * values_strides[2] + e]);
-        }
-        return true;
-    };
-"""
-# limits: [columns to read, window or 0]
-EXACT = """
-    const int window = limits[1];
-    const int turn = num_parts * WARPS * UNROLL;
-    const int span = (limits[0] + turn - 1) / turn * WARPS * UNROLL;
-    sweep(part * span, min(limits[0], (part + 1) * span), [&](int c, float* key, float* value) {
-        const int p = line[c];
-        return p <= here && (window <= 0 || p > here - window) && read_exact(c, key, value);
-    });
-"""
-# limits: [exact columns to read, recent tokens, what the table's entries count from, packed tokens to read]. The last
-# part reads the exact columns, the others the packed tokens.
-PACKED = """
-    const int edge = max(0, here + 1 - limits[1]) / BLOCK * BLOCK;
-    const int packed = min(edge, limits[3]);
-    const int turn = (num_parts - 1) * WARPS * UNROLL;
-    const int span = (packed + turn - 1) / turn * WARPS * UNROLL;
-    const int group = lane * E / GROUP;
-    const unsigned char* key_codes = reinterpret_cast<const unsigned char*>(
-        key_words + row * key_words_strides[0] + head * key_words_strides[1]) + lane * E;
-    const unsigned char* value_codes = reinterpret_cast<const unsigned char*>(
-        value_words + row * value_words_strides[0] + head * value_words_strides[1]) + lane * E;
-    const long key_group = row * key_scales_strides[0] + head * key_scales_strides[1] + group;
-    const long value_group = row * value_scales_strides[0] + head * value_scales_strides[1] + group;
-    auto unpack = [&](const unsigned char* codes, float scaled, float bias, float* out) {
-        if constexpr (E % 4 == 0) {
-            for (int w = 0; w < E / 4; ++w) {
-                const unsigned int word = reinterpret_cast<const unsigned int*>(codes)[w];
-                for (int e = 0; e < 4; ++e) out[4 * w + e] = scaled * ((word >> (8 * e)) & 255u) + bias;
-            }
-        } else {
-            for (int e = 0; e < E; ++e) out[e] = scaled * codes[e] + bias;
-        }
-    };
-    if (part < num_parts - 1) {
-        sweep(part * span, min(packed, (part + 1) * span), [&](int c, float* key, float* value) {
-            const long k = key_group + c * key_scales_strides[2], v = value_group + c * value_scales_strides[2];
-            unpack(key_codes + c * 4 * key_words_strides[2], static_cast<float>(key_scales[k]),
-                   static_cast<float>(key_biases[k]), key);
-            unpack(value_codes + c * 4 * value_words_strides[2], static_cast<float>(value_scales[v]),
-                   static_cast<float>(value_biases[v]), value);
-            return true;
-        });
-    } else {
-        sweep(0, limits[0], [&](int c, float* key, float* value) {
-            const long p = static_cast<long>(line[c]) + limits[2];
-            return p <= here && p >= edge && read_exact(c, key, value);
-        });
-    }
-"""
-JOIN = """
-    __shared__ float bests[WARPS][G], totals[WARPS][G], sums[WARPS][G][D];
-    for (int g = 0; g < G; ++g) {
-        if (lane == 0) { bests[warp][g] = best[g]; totals[warp][g] = total[g]; }
-        for (int e = 0; e < E; ++e) sums[warp][g][lane * E + e] = sum[g][e];
-    }
-    __syncthreads();
-    for (int j = threadIdx.x; j < G * D; j += WARPS * 32) {
-        const int g = j / D, d = j % D;
-        float top = -1e30f;
-        for (int w = 0; w < WARPS; ++w) top = fmaxf(top, bests[w][g]);
-        float above = 0.0f, below = 0.0f;
-        for (int w = 0; w < WARPS; ++w) {
-            const float fade = __expf(bests[w][g] - top);
-            above += fade * sums[w][g][d];
-            below += fade * totals[w][g];
-        }
-        const long at = ((static_cast<long>(row) * gridDim.y + head) * G + g) * gridDim.z + i;
-        STORE
-    }
-"""
-WHOLE = "out[at * D + d] = static_cast<T>(below > 0.0f ? above / below : 0.0f);"
-PART = """
-        out[(at * num_parts + part) * (D + 2) + d] = above;
-        if (d == 0) {
-            out[(at * num_parts + part) * (D + 2) + D] = top;
-            out[(at * num_parts + part) * (D + 2) + D + 1] = below;
-        }
-"""
-# A block for each query of a head, a thread for each dimension. Every warp weighs the parts; the first one's are kept.
-MERGE = """
-    __shared__ float shares[MOST_PARTS + 1];
-    const long at = blockIdx.x;
-    const int d = threadIdx.x, lane = threadIdx.x % 32, num_parts = parts_shape[3];
-    const float* mine = parts + at * num_parts * (D + 2);
-    float top = -1e30f, below = 0.0f, above = 0.0f;
-    for (int p = lane; p < num_parts; p += 32) top = fmaxf(top, mine[p * (D + 2) + D]);
-    for (int step = 16; step > 0; step /= 2) top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, step));
-    for (int p = lane; p < num_parts; p += 32) {
-        const float fade = __expf(mine[p * (D + 2) + D] - top);
-        if (threadIdx.x < 32) shares[p] = fade;
-        below += fade * mine[p * (D + 2) + D + 1];
-    }
-    for (int step = 16; step > 0; step /= 2) below += __shfl_xor_sync(0xffffffff, below, step);
-    __syncthreads();
-    #pragma unroll 16
-    for (int p = 0; p < num_parts; ++p) above += shares[p] * mine[p * (D + 2) + d];
-    out[at * D + d] = static_cast<T>(below > 0.0f ? above / below : 0.0f);
-"""
 ROWS = ["queries", "keys", "values", "table", "position", "limits", "scale"]
 CODES = ["key_words", "key_scales", "key_biases", "value_words", "value_scales", "value_biases"]
 
@@ -207,13 +49,14 @@ CODES = ["key_words", "key_scales", "key_biases", "value_words", "value_scales",
 @lru_cache(maxsize=4)
 def _kernel(packed: bool, several: bool) -> Any:
     name = f"treadle_few_queries{'_packed' if packed else ''}{'_part' if several else ''}"
-    source = SETUP + (PACKED if packed else EXACT) + JOIN.replace("STORE", PART if several else WHOLE)
-    return Kernel(name, ROWS + (CODES if packed else []), ["out"], source)
+    text = source.SETUP + (source.PACKED if packed else source.EXACT)
+    text += source.JOIN.replace("STORE", source.PART if several else source.WHOLE)
+    return Kernel(name, ROWS + (CODES if packed else []), ["out"], text, source.HEADER)
 
 
 @lru_cache(maxsize=1)
 def _merge() -> Any:
-    return Kernel("treadle_merge_parts", ["parts"], ["out"], MERGE)
+    return Kernel("treadle_merge_parts", ["parts"], ["out"], source.MERGE)
 
 
 def few_queries(queries: Any, keys: Any, values: Any, seen: tuple[Any, Any, Any], scale: float, reach: int) -> Any:
@@ -223,7 +66,7 @@ def few_queries(queries: Any, keys: Any, values: Any, seen: tuple[Any, Any, Any]
     query, limits [columns to read, window or 0]). Query i of a row sees the positions up to its own, in its window.
     `reach`: the columns to read, as known to the host.
     """
-    split = parts(queries.shape[0] * keys.shape[1] * queries.shape[2], reach)
+    split = parts(_blocks(queries, keys.shape[1]), reach)
     return _launched(split)(queries, keys, values, *seen, numbers(scale))
 
 
@@ -241,7 +84,7 @@ def few_queries_packed(
     the others up to its own exactly.
     """
     keys, values = packed
-    split = parts(queries.shape[0] * exact[0].shape[1] * queries.shape[2], reach)
+    split = parts(_blocks(queries, exact[0].shape[1]), reach)
     launched = _launched(split + 1, (recent_columns.BLOCK, keys.scheme.group_size))
     return launched(queries, *exact, *seen, numbers(scale), *keys.arrays(), *values.arrays())
 
@@ -259,14 +102,17 @@ def _launch(*inputs: Any, split: int, packed: tuple[int, int] | None) -> Any:
     queries, keys = inputs[:2]
     rows, heads, n, dim = queries.shape
     shared = keys.shape[1]
-    warps = max(1, min(MOST_WARPS, SHARED_FLOATS // (heads // shared * dim)))
+    tall = _tile(dim, n * heads // shared)
+    block, span = packed or (0, dim)
     shape, dtype = (queries.shape, queries.dtype) if split == 1 else ((rows, heads, n, split, dim + 2), mx.float32)
-    more = [] if packed is None else list(zip(("BLOCK", "GROUP"), packed, strict=True))
+    sizes = {"G": heads // shared, "ROWS": tall, "D": dim, "SPAN": span, "WARPS": WARPS}
+    sizes |= {"BF16": queries.dtype == mx.bfloat16, "BLOCK": block}
+    sizes |= {"KEY_ALIGN": _alignment(span // 2), "VALUE_ALIGN": _alignment(span // 4)}
     (out,) = _kernel(packed is not None, split > 1)(
         inputs=list(inputs),
-        template=[("T", queries.dtype), ("G", heads // shared), ("WARPS", warps), ("D", dim), *more],
-        grid=(rows * split * warps * WARP, shared, n),
-        threadgroup=(warps * WARP, 1, 1),
+        template=[("T", queries.dtype), *sizes.items()],
+        grid=(rows * split * WARPS * WARP, shared, _blocks(queries, shared) // (rows * shared)),
+        threadgroup=(WARPS * WARP, 1, 1),
         output_shapes=[shape],
         output_dtypes=[dtype],
     )
@@ -283,6 +129,22 @@ def _launch(*inputs: Any, split: int, packed: tuple[int, int] | None) -> Any:
     return out
 
 
+def _tile(dim: int, queries: int) -> int:
+    """The queries that one block computes."""
+    return MOST_ROWS if dim <= WIDE and queries > MOST_ROWS // 2 else MOST_ROWS // 2
+
+
+def _blocks(queries: Any, shared: int) -> int:
+    """That compute `queries` over columns in one part, of so many key heads."""
+    rows, heads, n, dim = queries.shape
+    return rows * shared * -(-n * heads // shared // _tile(dim, n * heads // shared))
+
+
+def _alignment(size: int) -> int:
+    """Of pieces of so many bytes, which a lane reads by as few loads as possible."""
+    return min(16, size & -size)
+
+
 @lru_cache(maxsize=1024)
 def parts(blocks: int, reach: int) -> int:
     """Into how many parts the columns are split, so that few blocks over many columns fill the device."""
@@ -296,7 +158,7 @@ def suits(queries: Any, keys: Any, values: Any) -> bool:
     """Whether the kernels have been written for these shapes and types."""
     dim, group = queries.shape[3], queries.shape[1] // keys.shape[1]
     same = keys.dtype == queries.dtype and values.shape[3] == keys.shape[3] == dim
-    fits = queries.dtype in TYPES and dim % WARP == 0 and group * dim <= SHARED_FLOATS
+    fits = queries.dtype in TYPES and dim % DIM_STEP == 0 and dim <= MOST_DIM
     return same and fits and _sound(queries.dtype, group, dim)
 
 
@@ -306,6 +168,7 @@ def suits_packed(queries: Any, keys: Piece, values: Piece) -> bool:
         return False
     size, group = keys.scheme.group_size, queries.shape[1] // keys.weights.shape[1]
     alike = all(piece.scheme.bits == CODE_BITS and piece.scheme.group_size == size for piece in (keys, values))
+    alike = alike and keys.num_tokens == values.num_tokens and keys.num_tokens % 2 == 0
     return alike and _sound(queries.dtype, group, queries.shape[3], size)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import mlx.core as mx
 
 from treadle.models.around import NORMED_ROW, Around, end_of
-from treadle.models.cuda import Kernel
+from treadle.models.cuda import TILE, Kernel
 
 MOST_ROWS = 128  # unpacked weights are faster for more
 ROW_TILES = (1, 2, 4)  # of 8 rows in a block; each number is compiled
@@ -35,20 +35,6 @@ class Form:
     bits: int
 
 
-HEADER = """
-template <bool BF16>
-__device__ __forceinline__ void tile(float (&sum)[4], unsigned int a0, unsigned int a1, unsigned int a2,
-                                     unsigned int a3, unsigned int b0, unsigned int b1) {
-    if constexpr (BF16)
-        asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-            : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-            : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-    else
-        asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-            : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-            : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
-"""
 # A lane computes with words of outputs g and g + 8 of each tile, and with what of row g belongs to them; t counts the
 # lanes that share an output. A warp takes 128 bytes of each output at a time: read as they lie in memory, several
 # outputs by one instruction, they change lanes in shared memory, at places that spread over its banks.
@@ -230,7 +216,7 @@ def source_of(around: Around) -> str:
 @lru_cache(maxsize=32)
 def kernel(around: Around) -> Any:
     inputs = around.inputs("w", "scales", "biases")
-    return Kernel(around.named("treadle_few_rows"), inputs, ["out"], source_of(around), HEADER)
+    return Kernel(around.named("treadle_few_rows"), inputs, ["out"], source_of(around), TILE)
 
 
 def launch(form: Form, around: Around, x: Any, *others: Any) -> Any:
