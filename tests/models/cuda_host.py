@@ -94,6 +94,7 @@ static unsigned int less_1024(unsigned int pair) {
 #define __expf std::exp
 using std::fmaxf;
 static float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
+static float __int_as_float(int i) { float f; memcpy(&f, &i, 4); return f; }
 static float __uint_as_float(unsigned int u) { float f; memcpy(&f, &u, 4); return f; }
 template <class X> static X __ldg(const X* p) { return *p; }
 using std::min, std::max;

@@ -38,7 +38,7 @@ def reference(queries: Any, keys: Any, values: Any, seen: tuple[Any, Any, Any], 
 
 def test_a_device_that_cannot_launch_the_kernel_keeps_mlx_own_attention(caplog: pytest.LogCaptureFixture) -> None:
     few_queries._sound.cache_clear()  # here there is no CUDA at all
-    queries, rows = mx.zeros((1, 4, 2, 32)), mx.zeros((1, 2, 8, 32))
+    queries, rows = mx.zeros((1, 4, 2, 32), mx.bfloat16), mx.zeros((1, 2, 8, 32), mx.bfloat16)
     assert not few_queries.suits(queries, rows, rows)
     assert "MLX's own is" in caplog.text
     few_queries._sound.cache_clear()
@@ -54,7 +54,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
         return reference(queries, *rest)
 
     monkeypatch.setattr(attention, "few_queries", counted)
-    monkeypatch.setattr(few_queries, "WARP", 8)
+    monkeypatch.setattr(few_queries, "DIM_STEP", 8)
+    monkeypatch.setattr(few_queries, "TYPES", (mx.float32,))
     monkeypatch.setattr(few_queries, "_sound", lambda *_: True)
     return made
 
@@ -152,6 +153,7 @@ def test_packed_rows_are_read_as_if_they_were_unpacked(
     model.update(plain.parameters())
     monkeypatch.setattr(attention, "few_queries_packed", counted)
     monkeypatch.setattr(attention, "few_queries", reference)
+    monkeypatch.setattr(few_queries, "TYPES", (mx.float32,))
     monkeypatch.setattr(few_queries, "_sound", lambda *_: True)
     for a, b in zip(logits(model), expected, strict=True):
         distance = np.abs(a - b)  # sums in another order move a code by one now and then
@@ -258,7 +260,7 @@ def test_the_source_over_exact_rows_computes_what_it_is_told(
     nan = mx.array(float("nan"), dtype)
     held = [mx.concatenate([mx.where(hidden, nan, a[:rows]), a[rows:]]) for a in (keys, values)]
     seen = table, mx.array([64 - n, 40], mx.int32), mx.array([reach, window], mx.int32)
-    found = on_host(queries, *held, *seen, mx.array([dim**-0.5]), split=split, packed=None)
+    found = on_host(queries, *held, *seen, scale=dim**-0.5, split=split, packed=None)
     wanted = reference(queries, *(mx.nan_to_num(a) for a in (keys, values)), seen, dim**-0.5, reach)
     np.testing.assert_allclose(
         *(np.array(a.astype(mx.float32)) for a in (found, wanted)), atol=2e-3 if dtype == mx.float16 else 2e-2
@@ -281,9 +283,7 @@ def test_the_source_over_packed_rows_computes_what_it_is_told(
     packed = [Packed(*code, scheme, dtype) for code in codes]
     table = mx.stack([mx.arange(64, 154), mx.arange(90)]).astype(mx.int32)
     seen = table, mx.array([140, 70], mx.int32), mx.array([82, 5, 0, 128], mx.int32)
-    found = on_host(
-        queries, *exact, *seen, mx.array([dim**-0.5]), *codes[0], *codes[1], split=split, packed=(64, group)
-    )
+    found = on_host(queries, *exact, *seen, *codes[0], *codes[1], scale=dim**-0.5, split=split, packed=(64, group))
     wanted = packed_reference(queries, exact, packed, seen, dim**-0.5, 128)
     np.testing.assert_allclose(
         *(np.array(a.astype(mx.float32)) for a in (found, wanted)), atol=2e-3 if dtype == mx.float16 else 2e-2

@@ -18,9 +18,9 @@ from treadle.runtime import mlx_lm_module
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 
 NAMES = {
-    ADD_NORM: (["stream", "branch", "weight", "eps"], ["sum", "normed"], kernels.ADD_NORM_SOURCE),
+    ADD_NORM: (["stream", "branch", "weight"], ["sum", "normed"], kernels.ADD_NORM_SOURCE),
     HEADS: (
-        ["stacked", "position", "query_norm", "key_norm", "numbers", "freqs"],
+        ["stacked", "position", "query_norm", "key_norm", "freqs"],
         ["queries", "keys", "values"],
         kernels.HEADS_SOURCE,
     ),

@@ -25,16 +25,16 @@ def heads_of(normed: bool, dtype: Any = mx.float32) -> Heads:
     return Heads(4, 2, 16, rope, turn_of(rope), norms[0], norms[1], 1e-6)
 
 
-def add_norm(stream: Any, branch: Any, weight: Any, eps: Any) -> list[Any]:
-    return list(Plain().add_norm(stream, branch, weight, eps.item()))
+def add_norm(stream: Any, branch: Any, weight: Any, eps: float) -> list[Any]:
+    return list(Plain().add_norm(stream, branch, weight, eps))
 
 
 def turned(
-    stacked: Any, position: Any, query_norm: Any, key_norm: Any, numbers: Any, freqs: Any, normed: int
+    stacked: Any, position: Any, query_norm: Any, key_norm: Any, freqs: Any, settings: dict[str, Any]
 ) -> list[Any]:
-    eps, scale, base = numbers.tolist()
+    eps, scale, base = (float(np.int32(settings[name]).view(np.float32)) for name in ("EPS", "SCALE", "PACE"))
     rope = nn.RoPE(16, base=2**base, scale=scale)
-    norms = (query_norm, key_norm) if normed else (None, None)
+    norms = (query_norm, key_norm) if settings["NORM"] else (None, None)
     n = stacked.shape[0] // position.shape[0]
     return list(Plain().heads(stacked, position, n, Heads(4, 2, 16, rope, None, *norms, eps)))
 
@@ -46,9 +46,9 @@ def like(wrong: str = "") -> Callable[[str], Any]:
         def launch(inputs: list[Any], template: list[tuple[str, Any]], output_shapes: list[Any], **rest: Any) -> Any:
             settings = dict(template)
             if name == ADD_NORM:
-                found = add_norm(*inputs)
+                found = add_norm(*inputs, eps=float(np.int32(settings["EPS"]).view(np.float32)))
             elif name == HEADS:
-                found = turned(*inputs, normed=settings["NORM"])
+                found = turned(*inputs, settings)
             else:
                 found = [Plain().gated(*inputs)]
             assert [tuple(a.shape) for a in found] == [tuple(shape) for shape in output_shapes]

@@ -41,7 +41,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     monkeypatch.setattr(gemv, "kernel", dense)
     monkeypatch.setattr(few_rows, "kernel", packed)
-    monkeypatch.setattr(products, "_compiled", lambda form, around, *shapes: partial(products._launch, form, around))
+    monkeypatch.setattr(products, "_compiled", lambda form, around, eps, *_: partial(products._launch, form, around, eps))
     monkeypatch.setattr(products, "TRIAL_INPUTS", 1024)  # here threads are slow
     monkeypatch.setattr(mx.cuda, "is_available", lambda: True)
     products._sound.cache_clear()
@@ -186,13 +186,13 @@ def test_as_many_rows_as_the_kernel_takes_go_there(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_kernel_that_is_wrong_is_not_used(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    def nothing(form: Any, around: Any, x: Any, *weights: Any) -> Any:
+    def nothing(form: Any, around: Any, eps: float, x: Any, *weights: Any) -> Any:
         return mx.zeros((x.shape[0], weights[0].shape[0]), x.dtype)
 
-    def no_number(form: Any, around: Any, x: Any, *weights: Any) -> Any:
+    def no_number(form: Any, around: Any, eps: float, x: Any, *weights: Any) -> Any:
         return mx.full((x.shape[0], weights[0].shape[0]), mx.nan, x.dtype)
 
-    def broken(form: Any, around: Any, x: Any, *weights: Any) -> Any:
+    def broken(form: Any, around: Any, eps: float, x: Any, *weights: Any) -> Any:
         raise RuntimeError("no compiler")
 
     for wrong, told in ((nothing, "off by"), (no_number, "off by nan"), (broken, "no compiler")):

@@ -52,7 +52,8 @@ def test_few_queries_of_every_layer_go_to_the_kernel(
         return reference(queries, *rest)
 
     monkeypatch.setattr(attention, "few_queries", counted)
-    monkeypatch.setattr(few_queries, "WARP", 8)
+    monkeypatch.setattr(few_queries, "DIM_STEP", 8)
+    monkeypatch.setattr(few_queries, "TYPES", (mx.float32,))
     monkeypatch.setattr(few_queries, "_sound", lambda *_: True)
     model, num_layers = tiny(family).model, len(tiny(family).caps.layers)
     ids = tokenizer().encode(TEXT, add_special_tokens=False)[:20]  # within the window of Gemma

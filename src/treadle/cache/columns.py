@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from treadle.cache import geometry
 from treadle.cache.geometry import needed_window, places, round_up
+from treadle.upload import on_device
 
 GRAIN = 64  # a batch reads a multiple of this many columns, so that attention meets a new shape once in 64 steps
 SINKS = 64  # columns at the beginning that are seen from everywhere, because models are used to look at them
@@ -39,8 +40,7 @@ class SoloColumns:
         self.gap = 0
         self.places: Any = None
         self.sight: int | None = None  # see `look_back`
-        self._view: tuple[Any, Any, Any] | None = None
-        self._starts: tuple[int, Any] = (-1, None)
+        self._told: Any = None
 
     num_rows = 1
 
@@ -84,14 +84,12 @@ class SoloColumns:
         """`offset` as int32 [1], the same array for all layers; None where each token has a place of its own."""
         if self.places is not None:
             return None
-        place = self.length + self.gap
-        if self._starts[0] != place:
-            self._starts = (place, mx.array([place], mx.int32))
-        return self._starts[1]
+        return self._numbers()[:1]
 
     def stand(self, gaps: Sequence[int], places: Any) -> None:
         """Say where this step's tokens stand: so far behind their number in the row, or at `places`, int32 [1, n]."""
         self.gap, self.places = (gaps[0] if gaps else 0), places
+        self._told = None
 
     @property
     def index(self) -> int:
@@ -124,7 +122,7 @@ class SoloColumns:
 
     def begin(self, counts: Sequence[int]) -> None:
         self.count = counts[0]
-        self._view = None
+        self._told = None
 
     def end(self) -> None:
         self.length += self.count
@@ -132,10 +130,17 @@ class SoloColumns:
 
     def view(self, capacity: int) -> tuple[Any, Any, Any]:
         """What a "causal" step sees, as `BatchColumns.view_of`; positions count from column 0 here."""
-        if self._view is None:
-            limits = mx.array([self.read_to, 0], mx.int32)
-            self._view = (places(capacity), mx.array([self.index], mx.int32), limits)
-        return self._view
+        told = self._numbers()
+        return places(capacity), told[1:2], told[2:]
+
+    def _numbers(self) -> Any:
+        """What kernels are told in this step, in one array: where its first token stands, and what `view` gives."""
+        if self._told is None:
+            self._told = on_device([self.length + self.gap, *self._facts()], mx.int32)
+        return self._told
+
+    def _facts(self) -> tuple[int, ...]:
+        return self.index, self.read_to, 0
 
     def rewind(self, row: int, n: int) -> None:
         """Take the last `n` tokens back. Raises ValueError where a window has passed them."""
@@ -194,7 +199,7 @@ class BatchColumns:
     def numbers(self) -> Any:
         """int32 [rows]: the number of each row's next token, as the table counts them."""
         if self._numbers is None:
-            self._numbers = mx.array(self.lengths, mx.int32)
+            self._numbers = on_device(self.lengths, mx.int32)
         return self._numbers
 
     @property
@@ -203,7 +208,7 @@ class BatchColumns:
         if not any(self._gaps):
             return self.numbers
         if self._offset is None:
-            self._offset = mx.array([n + gap for n, gap in zip(self.lengths, self._gaps, strict=True)], mx.int32)
+            self._offset = on_device([n + gap for n, gap in zip(self.lengths, self._gaps, strict=True)], mx.int32)
         return self._offset
 
     starts = offset  # by the name that columns of one sequence have for it too
@@ -363,7 +368,7 @@ class BatchColumns:
         for (_, window, _), own in self._masks.items():
             if own is mask or (cut and len(self._masks) == 1 and own.shape == mask.shape and own.dtype == mask.dtype):
                 if window not in self._limits:
-                    self._limits[window] = mx.array([self.read_to, window or 0], mx.int32)
+                    self._limits[window] = on_device([self.read_to, window or 0], mx.int32)
                 return self._upload(), self.numbers, self._limits[window]
         return None
 
@@ -371,7 +376,7 @@ class BatchColumns:
         """The table on the device. Only columns that changed since the last step travel."""
         end = self.read_to
         if self._device is None or self._device.shape != self.table.shape:
-            self._device = mx.array(self.table)
+            self._device = on_device(self.table, mx.int32)
         elif self._clean < end and not self._sent:
             self._device[:, self._clean : end] = mx.array(self.table[:, self._clean : end])
         self._clean, self._sent = self.index + self._width, True  # what lies beyond is written by steps to come

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treadle.cache.columns import BatchColumns, SoloColumns
-from treadle.cache.geometry import places
+from treadle.upload import on_device
 
 BLOCK = 64  # tokens that are packed together
 SPARE = 64  # tokens that can be taken back at any time
@@ -124,10 +124,10 @@ class SoloRecent(SoloColumns):
         """
         if not (mask is None or isinstance(mask, str) or mask is self._made):
             return None
-        if self._view is None:
-            limits = mx.array([self.read_to, self.recent, self.first, self.read_packed], mx.int32)
-            self._view = (places(capacity), mx.array([self.length], mx.int32), limits)
-        return self._view
+        return self.view(capacity)
+
+    def _facts(self) -> tuple[int, ...]:
+        return self.length, self.read_to, self.recent, self.first, self.read_packed
 
     def make_mask(self, n: int, return_array: bool, window: int | None, additive: Any = None) -> Any:
         """`None`, `"causal"`, or bool [n, columns read]; numbers of the type `additive` where that is given."""
@@ -239,7 +239,7 @@ class BatchRecent(BatchColumns):
         if own is None or own[1] is not None:
             return None
         if PACKED not in self._limits:
-            self._limits[PACKED] = mx.array([self.read_to, self.recent, 0, self.read_packed], mx.int32)
+            self._limits[PACKED] = on_device([self.read_to, self.recent, 0, self.read_packed], mx.int32)
         return self._upload(), self.numbers, self._limits[PACKED]
 
     def make_mask(self, n: int, return_array: bool, window: int | None, additive: Any = None) -> Any:

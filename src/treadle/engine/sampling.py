@@ -6,8 +6,10 @@ Each row keeps its own settings; a row's token never depends on which other rows
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import mlx.core as mx
@@ -15,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treadle.types import Ids, Sampling, TokenLogprob
+from treadle.upload import on_device
 
 SHORTLIST = 64  # rows with 0 < top_k <= SHORTLIST never sort the whole vocabulary
 COLDEST = 1e-6  # lower temperatures are greedy: divided by them, logits could leave the range of float32
@@ -193,13 +196,13 @@ class Sampler:
         entries stay logits.
         """
         lines = table.random
-        index = mx.array(lines)
+        index = _index(tuple(lines))
         temperature = table.column("temperature")[index]
         scaled = logits[index] / temperature
         floor = _floors(scaled, [table.rows[i] for i in lines])
         if floor is not None:
             scaled = mx.where(scaled >= floor, scaled, -mx.inf)
-        keys = mx.array(random_keys([table.rows[i].seed for i in lines], [positions[i] for i in lines]))
+        keys = on_device(random_keys([table.rows[i].seed for i in lines], [positions[i] for i in lines]), mx.uint32)
         noise = mx.vmap(lambda key: mx.random.gumbel((self.vocab_size,), key=key))(keys)
         drawn = (scaled + noise) * temperature
         return drawn if len(lines) == len(table.rows) else _scattered(logits, index, drawn)
@@ -235,7 +238,7 @@ class _Table:
         """float32 [rows, 1] of one setting; temperature 0 reads as 1."""
         if name not in self._columns:
             values = [getattr(s, name) or (1.0 if name == "temperature" else 0.0) for s in self.rows]
-            self._columns[name] = mx.array(values, mx.float32)[:, None]
+            self._columns[name] = _column(tuple(values))
         return self._columns[name]
 
 
@@ -246,7 +249,23 @@ def _bias(rows: Sequence[Sampling], vocab_size: int) -> Any:
     for line, sampling in zip(bias, rows, strict=True):
         for token, value in sampling.logit_bias:
             line[token] += value
-    return mx.array(bias)
+    return on_device(bias, mx.float32)
+
+
+@lru_cache(maxsize=64)
+def _column(values: tuple[float, ...]) -> Any:
+    """float32 [values, 1], which outlives the step."""
+    found = on_device(values, mx.float32)[:, None]
+    mx.async_eval(found)  # type: ignore[no-untyped-call]
+    return found
+
+
+@lru_cache(maxsize=64)
+def _index(lines: tuple[int, ...]) -> Any:
+    """int32 [lines], which outlives the step."""
+    found = on_device(lines, mx.int32)
+    mx.async_eval(found)  # type: ignore[no-untyped-call]
+    return found
 
 
 def _expanded(mask: NDArray[np.uint32], vocab_size: int) -> Any:
@@ -279,19 +298,18 @@ def _floors(scaled: Any, rows: Sequence[Sampling]) -> Any:
 
     Values equal to the floor are all kept, so ties never depend on an order.
     """
-    floors = np.full((len(rows), 1), -np.inf, np.float32)
     result = None
     short = [i for i, s in enumerate(rows) if 0 < s.top_k <= SHORTLIST]
     full = [i for i, s in enumerate(rows) if s.top_k > SHORTLIST or (s.top_k == 0 and s.top_p < 1)]
     for members, sorted_logits in ((short, _shortlist), (full, _sorted)):
         if members:
-            result = mx.array(floors) if result is None else result
-            index = mx.array(members)
+            result = mx.full((len(rows), 1), -mx.inf) if result is None else result
+            index = _index(tuple(members))
             values = _cut(sorted_logits(scaled[index]), [rows[i] for i in members])
             result = _scattered(result, index, values)
     if any(s.min_p > 0 for s in rows):
         tops = mx.max(scaled, axis=-1, keepdims=True)
-        logs = mx.array([[np.log(s.min_p) if s.min_p > 0 else -np.inf] for s in rows], mx.float32)
+        logs = _column(tuple(math.log(s.min_p) if s.min_p > 0 else -math.inf for s in rows))
         least = tops + logs
         result = least if result is None else mx.maximum(result, least)
     return result
@@ -308,11 +326,11 @@ def _sorted(scaled: Any) -> Any:
 def _cut(ordered: Any, rows: Sequence[Sampling]) -> Any:
     """The floor of each row after top-k, then top-p over what top-k left. `ordered` is [n, m], largest first."""
     width = ordered.shape[-1]
-    limits = mx.array([[s.top_k if 0 < s.top_k < width else width] for s in rows])
+    limits = _column(tuple(s.top_k if 0 < s.top_k < width else width for s in rows))
     kept = mx.where(mx.arange(width)[None] < limits, ordered, -mx.inf)
     probabilities = mx.softmax(kept, axis=-1, precise=True)
     before = mx.cumsum(probabilities, axis=-1) - probabilities
-    share = mx.array([[s.top_p if s.top_p < 1 else 2.0] for s in rows], mx.float32)
+    share = _column(tuple(s.top_p if s.top_p < 1 else 2.0 for s in rows))
     inside = (before < share) & (mx.arange(width)[None] < limits)
     last = mx.maximum(mx.sum(inside, axis=-1, keepdims=True) - 1, 0)
     return mx.take_along_axis(ordered, last, axis=-1)

@@ -33,7 +33,7 @@ class Around:
 
     def inputs(self, *weights: str) -> list[str]:
         """What a kernel is given, in this order."""
-        more = ("norm", self.norm), ("eps", self.norm), ("bias", self.bias), ("added", self.add)
+        more = ("norm", self.norm), ("bias", self.bias), ("added", self.add)
         return ["x", *weights, *(name for name, given in more if given)]
 
 
@@ -57,7 +57,7 @@ NORMED_ROW = """
     __syncthreads();
     total = 0.0f;
     for (int i = 0; i < WARPS; ++i) total += squares[i];
-    const float factor = rsqrtf(total / K + eps[0]);
+    const float factor = rsqrtf(total / K + __int_as_float(EPS));
     #pragma unroll
     for (int p = 0; p < OWN; ++p) {
         const int i = p * WARPS * 32 + threadIdx.x;

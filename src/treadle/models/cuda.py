@@ -18,6 +18,7 @@ from functools import cache, cached_property
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 
 from treadle.models.folders import cache_folder
 
@@ -71,6 +72,14 @@ __device__ __forceinline__ void tile(float (&sum)[4], unsigned int a0, unsigned 
             : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 """
+
+
+def bits_of(number: float) -> int:
+    """A float32 as a template takes it, and `__int_as_float` gives it back.
+
+    Constants of a model are part of a kernel's text, because a small array is slow to read (`upload.py`).
+    """
+    return int(np.float32(number).view(np.int32))
 
 
 class Kernel:

@@ -22,8 +22,7 @@ from treadle.cache import recent_columns
 from treadle.cache.pieces import Piece
 from treadle.cache.quantise import Packed
 from treadle.models import few_queries_source as source
-from treadle.models.cuda import Kernel
-from treadle.models.kernels import numbers
+from treadle.models.cuda import Kernel, bits_of
 
 log = logging.getLogger("treadle.models")
 
@@ -42,7 +41,7 @@ TRIAL = 256  # columns
 TRIED = ((2, TRIAL), (2, TRIAL))  # heads and columns of its keys and values
 ROUNDING = 2**-5  # of what a trial finds, some 0.1 to 1: bfloat16
 
-ROWS = ["queries", "keys", "values", "table", "position", "limits", "scale"]
+ROWS = ["queries", "keys", "values", "table", "position", "limits"]
 CODES = ["key_words", "key_scales", "key_biases", "value_words", "value_scales", "value_biases"]
 
 
@@ -67,7 +66,7 @@ def few_queries(queries: Any, keys: Any, values: Any, seen: tuple[Any, Any, Any]
     `reach`: the columns to read, as known to the host.
     """
     split = parts(_blocks(queries, keys.shape[1]), reach)
-    return _launched(split)(queries, keys, values, *seen, numbers(scale))
+    return _launched(scale, split)(queries, keys, values, *seen)
 
 
 def few_queries_packed(
@@ -85,20 +84,20 @@ def few_queries_packed(
     """
     keys, values = packed
     split = parts(_blocks(queries, exact[0].shape[1]), reach)
-    launched = _launched(split + 1, (recent_columns.BLOCK, keys.scheme.group_size))
-    return launched(queries, *exact, *seen, numbers(scale), *keys.arrays(), *values.arrays())
+    launched = _launched(scale, split + 1, (recent_columns.BLOCK, keys.scheme.group_size))
+    return launched(queries, *exact, *seen, *keys.arrays(), *values.arrays())
 
 
 @lru_cache(maxsize=32)
-def _launched(split: int, packed: tuple[int, int] | None = None) -> Any:
+def _launched(scale: float, split: int, packed: tuple[int, int] | None = None) -> Any:
     """The launch over so many parts, compiled: the text of a kernel is put together once for each set of shapes.
 
     `packed`: tokens of a block and values of a group, where packed rows are read too.
     """
-    return mx.compile(partial(_launch, split=split, packed=packed))
+    return mx.compile(partial(_launch, scale=scale, split=split, packed=packed))
 
 
-def _launch(*inputs: Any, split: int, packed: tuple[int, int] | None) -> Any:
+def _launch(*inputs: Any, scale: float, split: int, packed: tuple[int, int] | None) -> Any:
     queries, keys = inputs[:2]
     rows, heads, n, dim = queries.shape
     shared = keys.shape[1]
@@ -107,7 +106,7 @@ def _launch(*inputs: Any, split: int, packed: tuple[int, int] | None) -> Any:
     shape, dtype = (queries.shape, queries.dtype) if split == 1 else ((rows, heads, n, split, dim + 2), mx.float32)
     sizes = {"G": heads // shared, "ROWS": tall, "D": dim, "SPAN": span, "WARPS": WARPS}
     sizes |= {"BF16": queries.dtype == mx.bfloat16, "BLOCK": block}
-    sizes |= {"KEY_ALIGN": _alignment(span // 2), "VALUE_ALIGN": _alignment(span // 4)}
+    sizes |= {"SCALE": bits_of(scale), "KEY_ALIGN": _alignment(span // 2), "VALUE_ALIGN": _alignment(span // 4)}
     (out,) = _kernel(packed is not None, split > 1)(
         inputs=list(inputs),
         template=[("T", queries.dtype), *sizes.items()],
@@ -137,7 +136,8 @@ def _tile(dim: int, queries: int) -> int:
 def _blocks(queries: Any, shared: int) -> int:
     """That compute `queries` over columns in one part, of so many key heads."""
     rows, heads, n, dim = queries.shape
-    return rows * shared * -(-n * heads // shared // _tile(dim, n * heads // shared))
+    asked = n * heads // shared
+    return int(rows * shared * -(-asked // _tile(dim, asked)))
 
 
 def _alignment(size: int) -> int:
@@ -187,7 +187,7 @@ def _sound(dtype: Any, group: int, dim: int, packed: int = 0) -> bool:
             found, keys, values = _packed_trial(queries, (keys, values), told, packed)
         else:
             seen = (*told, mx.array([TRIAL, 0], mx.int32))
-            found = [_launched(split)(queries, keys, values, *seen, numbers(dim**-0.5)) for split in (1, 2)]
+            found = [_launched(dim**-0.5, split)(queries, keys, values, *seen) for split in (1, 2)]
         wanted = mx.fast.scaled_dot_product_attention(
             *(a.astype(mx.float32) for a in (queries, keys, values)), scale=dim**-0.5, mask=None if packed else "causal"
         )
@@ -205,7 +205,7 @@ def _packed_trial(queries: Any, rows: tuple[Any, Any], told: tuple[Any, Any], si
     codes = [mx.quantize(a.astype(mx.bfloat16), group_size=size, bits=CODE_BITS) for a in rows]
     table, position = told
     seen = table, position + recent_columns.BLOCK, mx.array([0, 0, 0, TRIAL], mx.int32)
-    launched = _launched(2, (recent_columns.BLOCK, size))
-    found = launched(queries, *rows, *seen, numbers(queries.shape[3] ** -0.5), *codes[0], *codes[1])
+    launched = _launched(queries.shape[3] ** -0.5, 2, (recent_columns.BLOCK, size))
+    found = launched(queries, *rows, *seen, *codes[0], *codes[1])
     keys, values = (mx.dequantize(*code, group_size=size, bits=CODE_BITS) for code in codes)
     return [found], keys, values

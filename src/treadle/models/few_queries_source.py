@@ -106,7 +106,7 @@ SETUP = """
                 for (int h = 0; h < HALVES; ++h) {
                     float& one = score[c / 2][2 * h + c % 2];
                     const bool there = column + c / 2 * 8 + 2 * t + c % 2 < limit && seen(held[c], h);
-                    one = there ? one * scale[0] : NEVER;
+                    one = there ? one * __int_as_float(SCALE) : NEVER;
                 }
             soften(score);
             unsigned int weight[4] = {};
@@ -212,7 +212,7 @@ PACKED = """
             for (int m = 0; m < 2; ++m)
                 for (int i = 0; i < 2 * HALVES; ++i) {
                     const int at = column + m * 8 + 2 * t + i % 2;
-                    score[m][i] = at < min(edge[i / 2], limit) ? score[m][i] * scale[0] : NEVER;
+                    score[m][i] = at < min(edge[i / 2], limit) ? score[m][i] * __int_as_float(SCALE) : NEVER;
                 }
             const float before_all[2] = {best[0], best[HALVES - 1]};
             soften(score);

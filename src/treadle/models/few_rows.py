@@ -18,7 +18,7 @@ from typing import Any
 import mlx.core as mx
 
 from treadle.models.around import NORMED_ROW, Around, end_of
-from treadle.models.cuda import TILE, Kernel
+from treadle.models.cuda import TILE, Kernel, bits_of
 
 MOST_ROWS = 128  # unpacked weights are faster for more
 ROW_TILES = (1, 2, 4)  # of 8 rows in a block; each number is compiled
@@ -219,8 +219,8 @@ def kernel(around: Around) -> Any:
     return Kernel(around.named("treadle_few_rows"), inputs, ["out"], source_of(around), TILE)
 
 
-def launch(form: Form, around: Around, x: Any, *others: Any) -> Any:
-    """`others`: weights, scales and biases, and what lies around, as `Around.inputs` orders it."""
+def launch(form: Form, around: Around, eps: float, x: Any, *others: Any) -> Any:
+    """`others`: weights, scales and biases, and what lies around, as `Around.inputs` orders it; `eps`: of a norm."""
     outputs, words = others[0].shape
     inputs, count = words * 32 // form.bits, outputs // around.outputs
     rows = x.size // inputs
@@ -229,7 +229,7 @@ def launch(form: Form, around: Around, x: Any, *others: Any) -> Any:
     constants = [("T", x.dtype), ("BF16", x.dtype == mx.bfloat16), ("WARPS", warps), ("OUTPUTS", around.outputs)]
     constants += [("TILES", tiles), ("ROW_TILES", row_tiles), ("ALONE", rows == 1)]
     constants += [("GROUP", form.group_size), ("BITS", form.bits)]
-    constants += [("K", inputs)] if around.norm else []  # few: every set is compiled
+    constants += [("K", inputs), ("EPS", bits_of(eps))] if around.norm else []  # few: every set is compiled
     results = 16 * tiles // around.outputs
     (out,) = kernel(around)(
         inputs=[x, *others],

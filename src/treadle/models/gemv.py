@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 from treadle.models.around import NORMED_ROW, Around, end_of
-from treadle.models.cuda import Kernel
+from treadle.models.cuda import Kernel, bits_of
 
 WARP = 32
 WARPS = 8  # of a block, and half of them where each has a gate and what it opens: so measured
@@ -70,12 +70,12 @@ def kernel(around: Around) -> Any:
     return Kernel(around.named("treadle_gemv"), around.inputs("w"), ["out"], source_of(around))
 
 
-def launch(around: Around, x: Any, *others: Any) -> Any:
-    """`others`: the weights [outputs, inputs] and what lies around, as `Around.inputs` orders it."""
+def launch(around: Around, eps: float, x: Any, *others: Any) -> Any:
+    """`others`: the weights [outputs, inputs] and what lies around, as `Around.inputs` orders it; `eps`: of a norm."""
     rows, inputs = others[0].shape
     count, warps = rows // around.outputs, WARPS // around.outputs
     constants = [("T", x.dtype), ("WARPS", warps), ("OUTPUTS", around.outputs)]
-    constants += [("K", inputs)] if around.norm else []  # few: every set is compiled
+    constants += [("K", inputs), ("EPS", bits_of(eps))] if around.norm else []  # few: every set is compiled
     (out,) = kernel(around)(
         inputs=[x, *others],
         template=constants,

@@ -18,7 +18,7 @@ import mlx.nn as nn
 import numpy as np
 from numpy.typing import NDArray
 
-from treadle.models.cuda import Kernel
+from treadle.models.cuda import Kernel, bits_of
 
 log = logging.getLogger("treadle.models")
 
@@ -53,7 +53,7 @@ ADD_NORM_SOURCE = """
     __syncthreads();
     total = lane < THREADS / 32 ? sums[lane] : 0.0f;
     for (int step = 16; step > 0; step /= 2) total += __shfl_xor_sync(0xffffffff, total, step);
-    const float factor = rsqrtf(total / S + eps[0]);
+    const float factor = rsqrtf(total / S + __int_as_float(EPS));
     #pragma unroll
     for (int e = 0; e < E; ++e) {
         const int d = e * THREADS + threadIdx.x;
@@ -63,7 +63,7 @@ ADD_NORM_SOURCE = """
         }
     }
 """
-# One warp for each head of a token; a row has n of them. numbers: [eps, scale of positions, log2 of the base].
+# One warp for each head of a token; a row has n of them. SCALE is that of positions, PACE log2 of the base.
 HEADS_SOURCE = """
     __shared__ float line[D];
     const int token = blockIdx.x / (H + 2 * HK), head = blockIdx.x % (H + 2 * HK), lane = threadIdx.x;
@@ -83,7 +83,7 @@ HEADS_SOURCE = """
     }
     if constexpr (NORM != 0) {
         for (int step = 16; step > 0; step /= 2) total += __shfl_xor_sync(0xffffffff, total, step);
-        const float factor = rsqrtf(total / D + numbers[0]);
+        const float factor = rsqrtf(total / D + __int_as_float(EPS));
         for (int d = lane; d < D; d += 32) {
             const float scaled = static_cast<float>(static_cast<T>(line[d] * factor));
             const float weight = static_cast<float>(asks ? query_norm[d] : key_norm[d]);
@@ -91,11 +91,11 @@ HEADS_SOURCE = """
         }
     }
     __syncwarp();
-    const float place = numbers[1] * static_cast<float>(position[row] + i);
+    const float place = __int_as_float(SCALE) * static_cast<float>(position[row] + i);
     for (int p = lane; p < DIMS / 2; p += 32) {
         float pace;
-        if constexpr (FREQS != 0) pace = 1.0f / freqs[p];
-        else pace = exp2f(-(static_cast<float>(p) / static_cast<float>(DIMS / 2)) * numbers[2]);
+        if constexpr (FREQS != 0) pace = 1.0f / static_cast<float>(freqs[p]);
+        else pace = exp2f(-(static_cast<float>(p) / static_cast<float>(DIMS / 2)) * __int_as_float(PACE));
         const float angle = place * pace;
         const float along = cosf(angle), across = sinf(angle);
         const int one = TRADITIONAL != 0 ? 2 * p : p, two = TRADITIONAL != 0 ? one + 1 : one + DIMS / 2;
@@ -193,8 +193,8 @@ class Kernels(Plain):
             return super().add_norm(stream, branch, weight, eps)
         threads = min(MOST_THREADS, -(-size // WARP) * WARP)
         total, normed = _kernel(ADD_NORM)(
-            inputs=[stream, branch, weight, numbers(eps)],
-            template=[("T", stream.dtype), ("S", size), ("THREADS", threads)],
+            inputs=[stream, branch, weight],
+            template=[("T", stream.dtype), ("S", size), ("THREADS", threads), ("EPS", bits_of(eps))],
             grid=(rows * threads, 1, 1),
             threadgroup=(threads, 1, 1),
             output_shapes=[stream.shape, stream.shape],
@@ -209,12 +209,12 @@ class Kernels(Plain):
             return super().heads(stacked, position, n, heads)
         rows, count, shared, dim = position.shape[0], heads.num_heads, heads.num_kv_heads, heads.dim
         paces = 0.0 if turn.base is None else math.log2(turn.base)
-        told = numbers(heads.eps, turn.scale, paces)
         queries, keys, values = _kernel(HEADS)(
-            inputs=[stacked, position, *norms, told, told if turn.freqs is None else turn.freqs],
+            inputs=[stacked, position, *norms, stacked if turn.freqs is None else turn.freqs],
             template=[
                 *(("T", stacked.dtype), ("D", dim), ("H", count), ("HK", shared), ("NORM", int(normed))),
-                ("DIMS", turn.dims),
+                *(("DIMS", turn.dims), ("EPS", bits_of(heads.eps))),
+                *(("SCALE", bits_of(turn.scale)), ("PACE", bits_of(paces))),
                 *(("FREQS", int(turn.freqs is not None)), ("TRADITIONAL", int(turn.traditional))),
             ],
             grid=(rows * n * (count + 2 * shared) * WARP, 1, 1),
@@ -242,23 +242,15 @@ class Kernels(Plain):
 @lru_cache(maxsize=4)
 def _kernel(name: str) -> Any:
     inputs, outputs, source = {
-        ADD_NORM: (["stream", "branch", "weight", "eps"], ["sum", "normed"], ADD_NORM_SOURCE),
+        ADD_NORM: (["stream", "branch", "weight"], ["sum", "normed"], ADD_NORM_SOURCE),
         HEADS: (
-            ["stacked", "position", "query_norm", "key_norm", "numbers", "freqs"],
+            ["stacked", "position", "query_norm", "key_norm", "freqs"],
             ["queries", "keys", "values"],
             HEADS_SOURCE,
         ),
         GATED: (["stacked"], ["out"], GATED_SOURCE),
     }[name]
     return Kernel(f"treadle_{name}", inputs, outputs, source)
-
-
-@lru_cache(maxsize=16)
-def numbers(*values: float) -> Any:
-    """float32 [values], made once."""
-    found = mx.array(values, mx.float32)
-    mx.eval(found)  # it outlives the step
-    return found
 
 
 def _alike(*arrays: Any) -> bool:

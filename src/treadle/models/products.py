@@ -16,7 +16,7 @@ import numpy as np
 from treadle.models import few_rows, gemv
 from treadle.models.around import MOST_NORMED, Around
 from treadle.models.few_rows import MOST_ROWS, Form
-from treadle.models.kernels import ROUNDING, numbers
+from treadle.models.kernels import ROUNDING
 
 log = logging.getLogger("treadle.models")
 
@@ -59,23 +59,22 @@ def product(layer: Any, x: Any, norm: Any = None, eps: float = 0.0, gated: bool 
     half; `added`: [.., outputs] to be added, of which the result takes the shape. All are of the rows' type.
     """
     around = Around(norm is not None, "bias" in layer, gated, added is not None)
-    given = [] if norm is None else [norm, numbers(eps)]
-    more = [a for a in (layer.get("bias"), added) if a is not None]
+    more = [a for a in (norm, layer.get("bias"), added) if a is not None]
     weights = _weights(layer)
-    return _compiled(_form(layer), around, x.shape, weights[0].shape, x.dtype)(x, *weights, *given, *more)
+    return _compiled(_form(layer), around, eps, x.shape, weights[0].shape, x.dtype)(x, *weights, *more)
 
 
 @lru_cache(maxsize=4096)
-def _compiled(form: Form | None, around: Around, *shapes: Any) -> Any:
+def _compiled(form: Form | None, around: Around, eps: float, *shapes: Any) -> Any:
     """The launch, compiled: the text of a kernel is put together once for each set of shapes.
 
     A function for each, because MLX looks for the shapes that a function has met one by one.
     """
-    return mx.compile(partial(_launch, form, around))
+    return mx.compile(partial(_launch, form, around, eps))
 
 
-def _launch(form: Form | None, around: Around, x: Any, *others: Any) -> Any:
-    return gemv.launch(around, x, *others) if form is None else few_rows.launch(form, around, x, *others)
+def _launch(form: Form | None, around: Around, eps: float, x: Any, *others: Any) -> Any:
+    return gemv.launch(around, eps, x, *others) if form is None else few_rows.launch(form, around, eps, x, *others)
 
 
 def _form(layer: Any) -> Form | None:
@@ -115,8 +114,8 @@ def _off(
     weight, x, norm = drawn(1, outputs, inputs), drawn(2, rows, inputs), drawn(3, inputs)
     bias, added = drawn(4, outputs), drawn(5, rows, outputs // around.outputs)
     weights = [weight] if form is None else list(mx.quantize(weight, form.group_size, form.bits))
-    more = ((norm, around.norm), (numbers(1e-5), around.norm), (bias, around.bias), (added, around.add))
-    found = _launch(form, around, x, *weights, *[a for a, given in more if given])
+    more = ((norm, around.norm), (bias, around.bias), (added, around.add))
+    found = _launch(form, around, 1e-5, x, *weights, *[a for a, given in more if given])
     whole = weight
     if form is not None:
         scales, biases = (a.astype(mx.float32) for a in weights[1:])
