@@ -11,6 +11,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from treadle import upload
 from treadle.models import cuda, few_queries, few_rows, gemv, kernels
 from treadle.models.around import Around
 from treadle.models.cuda import Kernel, Nvrtc
@@ -189,6 +190,7 @@ def launches(dtype: Any) -> dict[str, Callable[[], Any]]:
         "heads by paces": lambda: heads(mx.zeros(32), False),
         "attention": lambda: few_queries._launch(asked, held, held, *told, scale=1.0, split=1, packed=None),
         "attention in parts": lambda: few_queries._launch(asked, held, held, *told, scale=1.0, split=4, packed=None),
+        "few numbers": lambda: [upload._writer(size)(scalars=[0] * size) for size in upload.SIZES],  # type: ignore[misc]
         "attention over codes": lambda: few_queries._launch(
             asked, held, held, *told, *codes, *codes, scale=1.0, split=4, packed=(64, 64)
         ),
@@ -212,10 +214,13 @@ def test_the_compiler_of_cuda_takes_every_kernel(
         told.append(all)
         return [mx.zeros(shape, kind) for shape, kind in zip(all["output_shapes"], all["output_dtypes"], strict=True)]
 
-    monkeypatch.setattr(cuda, "nvrtc", lambda: compiler)
+    for module in (cuda, upload):
+        monkeypatch.setattr(module, "nvrtc", lambda: compiler)
+    upload._writer.cache_clear()
     monkeypatch.setattr(mx.fast, "precompiled_cuda_kernel", launched)
     for name, launch in launches(dtype).items():
         before = len(told)
         launch()
         assert len(told) > before, name
+    upload._writer.cache_clear()
     assert all(one["compiled_source"].startswith(b"\x7fELF") for one in told)

@@ -41,7 +41,9 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     monkeypatch.setattr(gemv, "kernel", dense)
     monkeypatch.setattr(few_rows, "kernel", packed)
-    monkeypatch.setattr(products, "_compiled", lambda form, around, eps, *_: partial(products._launch, form, around, eps))
+    monkeypatch.setattr(
+        products, "_compiled", lambda form, around, eps, *_: partial(products._launch, form, around, eps)
+    )
     monkeypatch.setattr(products, "TRIAL_INPUTS", 1024)  # here threads are slow
     monkeypatch.setattr(mx.cuda, "is_available", lambda: True)
     products._sound.cache_clear()
