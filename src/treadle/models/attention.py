@@ -34,7 +34,6 @@ from treadle.models.few_queries import few_queries, few_queries_packed, suits, s
 NAME = "scaled_dot_product_attention"
 BASES = {"mlx_lm.models.base": False, "mlx_vlm.models.base": True}  # and whether its model files cut masks to length
 LAYERS_AT_ONCE = 4
-SOLO = False
 MOST_QUERIES = 16
 MOST_SCORES = 2**26  # of all heads; in bfloat16 on an H100 they cost a model of 36 layers about half a plan
 UNPACKED_PARTS = 2  # in which a layer's packed rows are unpacked for a long chunk
@@ -113,7 +112,7 @@ def attention_over(original: Callable[..., Any], cut: bool = False) -> Callable[
 def _over_rows(queries: Any, keys: Any, values: Any, cache: Rows, scale: float, mask: Any, cut: bool) -> Any:
     """None where MLX's own attention is as good or has to do."""
     n, columns = queries.shape[2], cache.columns
-    if n == 1 and isinstance(columns, SoloColumns) and not SOLO:
+    if n == 1 and isinstance(columns, SoloColumns):
         return None  # exact slices: nothing is quicker, and this is asked in every layer of every step
     own = keys.shape[1] == cache.keys.shape[1] and keys.shape[3] == cache.keys.shape[3]  # attends to its cache as it is
     if n <= MOST_QUERIES and own and suits(queries, cache.keys, cache.values):
@@ -152,8 +151,6 @@ def _seen(cache: Rows, mask: Any, cut: bool) -> tuple[Any, Any, Any] | None:
     columns = cache.columns
     if isinstance(columns, BatchColumns):
         return None if mask is None or isinstance(mask, str) else columns.view_of(mask, cut)
-    if mask is None and columns.count == 1:
-        return columns.view(cache.keys.shape[2]) if columns.read_from == 0 and columns.unseen == (0, 0) else None
     return columns.view(cache.keys.shape[2]) if isinstance(mask, str) else None
 
 
