@@ -32,8 +32,9 @@ def test_a_model_of_whole_numbers_does_not_wobble_at_all(kinds: tuple[str, ...])
     assert calibrate(model, model.caps.vocab_size, partial(new_layers, model, model.caps)).noise == 0
 
 
+@pytest.mark.parametrize("batches", [False, True])
 @pytest.mark.parametrize("name", ["attention", "window", "delta", "mamba"])
-def test_layers_are_as_after_the_prompt_alone(name: str) -> None:
+def test_layers_are_as_after_the_prompt_alone(name: str, batches: bool) -> None:
     model, caps = tiny(name)
     made: list[Layers] = []
 
@@ -41,13 +42,15 @@ def test_layers_are_as_after_the_prompt_alone(name: str) -> None:
         made.append(new_layers(model, caps))
         return made[-1]
 
-    calibrate(model, VOCAB, layers)
-    assert len(made) == 1 and made[0].lengths == [module.PROMPT]
+    rows = max(module.BATCHES) if batches else 1
+    calibrate(model, VOCAB, layers, batches)
+    assert len(made) == rows and made[0].lengths == [module.PROMPT] * rows
     ids = [(7 * i * i + 3 * i + 1) % VOCAB for i in range(module.PROMPT)]
     fresh = new_layers(model, caps)
     forward(model, [ids], fresh)
-    after, expected = (np.array(forward(model, [[5, 6, 7]], one)) for one in (made[0], fresh))
-    np.testing.assert_allclose(after, expected, atol=1e-4)
+    expected = np.array(forward(model, [[5, 6, 7]], fresh))
+    after = np.array(forward(model, [[5, 6, 7]] * rows, made[0]))
+    np.testing.assert_allclose(after, expected.repeat(rows, axis=0), atol=1e-4)
 
 
 def test_no_new_width_is_begun_when_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,7 @@ from treadle.models.capabilities import new_layers
 from treadle.speculate.calibrate import Calibration, calibrate
 from treadle.speculate.lookup import LONGEST, Proposal
 from treadle.speculate.speculator import Speculator
-from treadle.types import Ids, Request, Sampling
+from treadle.types import Batching, Ids, Request, Sampling
 
 WARM = 8  # steps with all rows before the clock starts
 PEAK = 1e4
@@ -101,7 +101,8 @@ class Stage:
         self.model = Settled(subject.model, subject.caps.vocab_size) if settled else subject.model
         self._store = Store(Settings(Budget(2**40), 2**62))
         self._new_layers = partial(new_layers, subject.model, subject.caps)
-        measured = calibrate(self.model, subject.caps.vocab_size, self._new_layers)
+        batches = subject.caps.batching is Batching.RAGGED
+        measured = calibrate(self.model, subject.caps.vocab_size, self._new_layers, batches)
         self.calibration = Calibration(measured.noise if noise is None else noise, measured.cost)
 
     def scripted(self, right: float | None, truth: Sequence[int]) -> Speculation:

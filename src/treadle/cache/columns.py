@@ -378,7 +378,7 @@ class BatchColumns:
         if self._device is None or self._device.shape != self.table.shape:
             self._device = on_device(self.table, mx.int32)
         elif self._clean < end and not self._sent:
-            self._device[:, self._clean : end] = mx.array(self.table[:, self._clean : end])
+            self._device[:, self._clean : end] = on_device(self.table[:, self._clean : end], mx.int32)
         self._clean, self._sent = self.index + self._width, True  # what lies beyond is written by steps to come
         return self._device
 

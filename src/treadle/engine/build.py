@@ -29,7 +29,7 @@ from treadle.speculate.calibrate import calibrate
 from treadle.speculate.cost import CostTable
 from treadle.speculate.draft_model import DraftModel
 from treadle.speculate.telemetry import SpeculationCounters
-from treadle.types import EXACT, Caps, Drafting, LayerKind
+from treadle.types import EXACT, Batching, Caps, Drafting, LayerKind
 from treadle.vision.sight import Sight
 
 LARGEST_SKIMMER = 0.2  # of the parameters: reading with more costs what leaving out saves
@@ -81,7 +81,9 @@ def _speculation(
 
 
 def _costs(loaded: LoadedModel) -> StepCosts:
-    found = calibrate(loaded.model, loaded.caps.vocab_size, partial(new_layers, loaded.model, loaded.caps))
+    caps = loaded.caps
+    batches = caps.batching is Batching.RAGGED
+    found = calibrate(loaded.model, caps.vocab_size, partial(new_layers, loaded.model, caps), batches)
     return StepCosts(found.noise, *found.cost.observed())
 
 

@@ -26,6 +26,7 @@ from treadle.engine.sequence import Found, Sequence
 from treadle.grammar.matcher import free_mask
 from treadle.grammar.vocabulary import mask_words
 from treadle.types import Batching, TokenLogprob
+from treadle.upload import on_device
 
 Tokens = tuple[int, ...]
 
@@ -118,12 +119,12 @@ class Group:
         if row != last:
             order[row] = last
         if self._feed is not None:
-            self._feed = self._feed[mx.array(order)]
+            self._feed = self._feed[on_device(order, mx.int32)]
 
     def launch(self) -> Flight:
         """Start a plain step for all rows."""
         if self._feed is None:
-            self._feed = mx.array([int(row.tokens[-1]) for row in self.rows], mx.int32)
+            self._feed = on_device([int(row.tokens[-1]) for row in self.rows], mx.int32)
         self.layers.begin([1] * len(self.rows), [row.gap for row in self.rows])
         logits = self.model(self._feed[:, None], cache=self.layers.caches, **self._shifted())[:, -1]
         self.layers.end()
@@ -152,7 +153,7 @@ class Group:
         ids = np.array([feed + [0] * (width - len(feed)) for feed in feeds], np.int32)
         states = self.layers.states_now()
         self.layers.begin([len(feed) for feed in feeds], [row.gap for row in self.rows])
-        logits = self.model(mx.array(ids), cache=self.layers.caches, **self._shifted())
+        logits = self.model(on_device(ids, mx.int32), cache=self.layers.caches, **self._shifted())
         self.layers.end()
         logits = _lines(logits, [row.pending - 1 for row in self.rows], [len(draft) + 1 for draft in mine])
         mx.async_eval(logits)  # type: ignore[no-untyped-call]  # the device begins while the rest is built
@@ -187,7 +188,7 @@ class Group:
     def _shifted(self) -> dict[str, Any]:
         """How far the rows stand from where their layers say, for models whose pictures shift what follows them."""
         shifts = [row.shift for row in self.rows]
-        return {"shift": mx.array(shifts, mx.int32)} if any(shifts) else {}
+        return {"shift": on_device(shifts, mx.int32)} if any(shifts) else {}
 
     def _mask(self, logits: Any, drafts: Several[Tokens]) -> NDArray[np.uint32] | None:
         """uint32 [lines, words] of the ids that may come next, made while the device computes; None: all may."""
@@ -211,4 +212,4 @@ def _lines(logits: Any, starts: Several[int], counts: Several[int]) -> Any:
     if sum(counts) == rows * width:
         return logits.flatten(0, 1)
     lines = [row * width + a + j for row, (a, n) in enumerate(zip(starts, counts, strict=True)) for j in range(n)]
-    return logits.flatten(0, 1)[mx.array(lines)]
+    return logits.flatten(0, 1)[on_device(lines, mx.int32)]

@@ -16,6 +16,7 @@ import numpy as np
 
 from treadle.cache.layers import Layers
 from treadle.types import Caps, Ids, Sampling
+from treadle.upload import on_device
 
 K = TypeVar("K", bound=Hashable)
 
@@ -79,8 +80,8 @@ class DraftModel(Generic[K]):
         for line, key in zip(ids, self.keys, strict=True):
             line[: len(feeds[key])] = self.known_ids(feeds[key])
         positions = [known + size for known, size in zip(layers.lengths, sizes, strict=True)]
-        logits = self._step(layers, mx.array(ids), sizes)
-        last = logits[mx.arange(len(sizes)), mx.array([size - 1 for size in sizes])]
+        logits = self._step(layers, on_device(ids, mx.int32), sizes)
+        last = logits[mx.arange(len(sizes)), on_device([size - 1 for size in sizes], mx.int32)]
         drawn = [self.sampler.draw(last, positions).tokens]
         for i in range(1, count):
             logits = self._step(layers, drawn[-1][:, None], [1] * len(sizes))
