@@ -32,6 +32,9 @@ class Willing:
 
     def missed(self, *draft: object) -> None: ...
 
+    def ready(self, source: Source, matched: int) -> bool:
+        return True
+
 
 class ScriptedSpeculator(Speculator):
     """Proposes the true continuation, each token spoiled with probability 1 - `right`."""
@@ -54,7 +57,7 @@ class ScriptedSpeculator(Speculator):
         self._spoilt = spoilt
         self._random = random.Random(seed)
 
-    def _proposal(self, limit: int) -> Proposal:
+    def proposal(self, limit: int) -> Proposal:
         made = self._sequence.num_generated
         rest = self._truth[made : made + self._random.randint(0, max(0, limit))]
         spoilt = [t if self._random.random() < self._right else self._wrong() for t in rest]
@@ -63,7 +66,7 @@ class ScriptedSpeculator(Speculator):
     def _wrong(self) -> int:
         return self._random.randrange(self._vocab) if self._spoilt is None else self._spoilt
 
-    def _wanted(self, source: Source, proposal: Proposal, limit: int, terms: StepTerms) -> Draft | None:
+    def wanted(self, source: Source, proposal: Proposal, limit: int, terms: StepTerms) -> Draft | None:
         tokens = proposal.tokens[: max(0, limit)]
         return Draft(tokens, source) if tokens else None
 

@@ -16,7 +16,7 @@ from treadle.config import Config
 from treadle.engine.loop import Loop
 from treadle.engine.speculation import Speculation
 from treadle.models.capabilities import new_layers
-from treadle.speculate.cost import FIRST_AGE, SHORT
+from treadle.speculate.cost import FIRST_AGE, SHORT, CostTable
 from treadle.types import EXACT, Request, Sampling
 
 
@@ -130,3 +130,44 @@ def test_waiting_in_vain_is_charged_as_the_time_that_the_device_stood_still(turn
     assert noted.misses == (1 if turns else 0)
     assert len(noted.charged) >= noted.misses
     assert all(0 < share <= 1 for share in noted.charged)
+
+
+class Fixed(CostTable):
+    """Checked steps take 2.9 plain ones, however many tokens they have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        super().observe(1, 2.9, warm=True)
+        super().observe(64, 2.9, warm=True)
+        for rows in range(1, 9):
+            super().observe_plain(rows, 1.0)
+
+    def at(self, context: int) -> CostTable:
+        return self
+
+    def observe(self, num_tokens: int, seconds: float, *, warm: bool = False) -> None: ...
+
+    def observe_plain(self, rows: int, seconds: float) -> None: ...
+
+    def plain_due(self, rows: int) -> bool:
+        return False
+
+
+@pytest.mark.parametrize("repeating", [1, 8])
+def test_a_step_that_is_too_dear_for_one_row_pays_for_many(repeating: int) -> None:
+    """Fifteen drafts of one row, all of them right, make 23 tokens in the time of 2.9 steps of eight."""
+    model = Echo(context=512)
+    speculation = Speculation(model.caps, Clock(), cost=Fixed())
+    layers = partial(new_layers, model, model.caps)
+    run = Run(Loop(model, model.caps, Config.of(max_rows=8), layers, clock=Clock(), speculation=speculation))
+    prompt = np.array([1, 2, 3, 4, 5, 6, 7] * 3)
+    for row in range(8):
+        run.loop.submit(Request(f"r{row}", prompt, Sampling(0.0), 400, speculation=row < repeating))
+    together = []
+    while run.loop.busy:
+        before = speculation.counters.rounds
+        full = sum(len(group.rows) for group in run.loop.groups) == 8
+        run.turn()
+        if full and sum(len(group.rows) for group in run.loop.groups) == 8:
+            together.append(speculation.counters.rounds - before)
+    assert len(together) > 3 and (sum(together) > 0) == (repeating == 8)

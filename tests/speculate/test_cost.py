@@ -239,3 +239,20 @@ def test_what_only_long_contexts_cost_is_not_among_what_was_observed():
     cost = table({1: 1.0})
     cost.at(100_000).observe(4, 9.0)
     assert cost.observed() == ({1: 1.0}, {})
+
+
+def test_the_first_step_of_a_size_does_not_count_if_it_built_kernels():
+    cost = table({1: 1.0, 8: 1.0})
+    cost.observe(16, 30.0)
+    assert not cost.known(16) and cost.seconds(16) == 1.0
+    cost.observe(16, 1.2)
+    assert cost.seconds(16) == 1.2
+    cost.observe(32, 1.3)
+    assert cost.seconds(32) == 1.3, "one that was about as dear as it was thought to be counts"
+
+
+def test_a_size_that_is_dear_again_is_dear():
+    cost = table({1: 1.0, 8: 1.0})
+    for _ in range(2):
+        cost.observe(16, 30.0)
+    assert cost.seconds(16) == 30.0

@@ -60,7 +60,7 @@ class Oracle(Speculator):
         self._sequence = sequence
         self._said = tuple(t if chance.random() < right else (t + 1) % vocab for t in truth)
 
-    def _proposal(self, limit: int) -> Proposal:
+    def proposal(self, limit: int) -> Proposal:
         made = self._sequence.num_generated
         tokens = self._said[made : made + limit]
         return Proposal(tokens, LONGEST) if tokens else Proposal()

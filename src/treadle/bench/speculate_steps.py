@@ -58,9 +58,9 @@ class Flat(CostTable):
 class Short(Oracle):
     """Proposes DRAFTS tokens at most, and looks them up in the text all the same, because that takes time too."""
 
-    def _proposal(self, limit: int) -> Proposal:
-        Speculator._proposal(self, limit)
-        return super()._proposal(min(limit, DRAFTS))
+    def proposal(self, limit: int) -> Proposal:
+        Speculator.proposal(self, limit)
+        return super().proposal(min(limit, DRAFTS))
 
 
 class Eager(Scripted):

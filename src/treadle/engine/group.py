@@ -75,7 +75,6 @@ class Group:
         self.layers: Any = None
         self.sampler = Sampler(vocab_size)
         self.flight: Flight | None = None
-        self.drafting = 0  # rows that brought drafts to the last checked step
         self._feed: Any = None  # int32 [rows]: the token each row is fed next, possibly lazy
 
     def takes(self, sequence: Sequence, batching: Batching) -> bool:

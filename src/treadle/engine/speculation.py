@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Several
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from treadle.engine.following import Following
 from treadle.engine.group import Flight, Group
@@ -20,7 +20,7 @@ from treadle.speculate.accept import Verdict, judge
 from treadle.speculate.control import PROBE_EVERY, WARM_UP, Source
 from treadle.speculate.cost import CostTable
 from treadle.speculate.experience import Experience
-from treadle.speculate.lookup import RecentReplies
+from treadle.speculate.lookup import Proposal, RecentReplies
 from treadle.speculate.speculator import Draft, Speculator, StepTerms
 from treadle.speculate.telemetry import SpeculationCounters
 from treadle.types import Batching, Caps, KvFormat, LayerKind
@@ -32,6 +32,14 @@ MOST_DRAFTS = 15  # per row and step: with the token before them, 16
 LONG_MATCH = 4  # tokens from which on a match is trusted more than the draft model
 REPLY_TOKENS = 65536  # of recent replies that are remembered
 NOTHING = Draft((), Source.LOOKUP)
+Drafts = dict[Sequence, Draft]
+
+
+class Offer(NamedTuple):
+    """What might be drafted, and where it is from."""
+
+    source: Source
+    proposal: Proposal
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,14 +141,15 @@ class Speculation:
         """Whether the step under way should be read before the next, because that one will probably bring drafts."""
         if not self._may(group):
             return False
-        terms = self._terms(group)
         rows = [row for row in group.rows if self._free(row, launched=1)]
-        expected = [self._expects(row, terms) for row in rows]  # each is told, not only the first
+        offers = self._offers(rows, launched=1)
+        terms = self._terms(group, self._candidates(rows, offers))
+        expected = [self._expects(row, offers.get(row), terms) for row in rows]  # each is told, not only the first
         return any(expected)
 
-    def _expects(self, row: Sequence, terms: StepTerms) -> bool:
+    def _expects(self, row: Sequence, offer: Offer | None, terms: StepTerms) -> bool:
         assert row.speculator is not None
-        if self._lookup and row.speculator.foresees(_limit(row, launched=1), terms):
+        if offer is not None and row.speculator.foresees(offer.proposal, _limit(row, launched=1), terms):
             return True
         return self._models(row, terms) > 0
 
@@ -154,20 +163,20 @@ class Speculation:
         """The drafts of the next step; None: it is a plain one. Nothing may be under way."""
         began = self._clock()
         pending = any(row.pending > 1 for row in group.rows)
-        drafts: dict[Sequence, Draft] = {}
+        drafts: Drafts = {}
         if self._may(group):
-            terms = self._terms(group)
             rows = [row for row in group.rows if self._free(row)]
-            for row in rows:
-                draft = self._text_draft(row, terms, LONG_MATCH if self._follows(row) else 0)
-                if draft is not None:
-                    drafts[row] = draft
+            offers = self._offers(rows)
+            count = self._candidates(rows, offers)
+            terms = self._terms(group, count)
+            drafts = self._text_drafts(offers, terms)
             if self.following is not None:
-                self._add_model_drafts(rows, terms, drafts)
+                self._add_model_drafts(rows, offers, terms, drafts)
+            elif 0 < len(drafts) < count:  # those who do not draft after all ride along
+                drafts = self._text_drafts({row: offers[row] for row in drafts}, self._terms(group, len(drafts)))
         for row in group.rows:
             if row.speculator is not None:
                 row.speculator.plain_next = False
-        group.drafting = len(drafts) or group.drafting
         if not drafts and not pending:
             return None
         longest = max(row.pending + len(drafts.get(row, NOTHING).tokens) for row in group.rows)
@@ -204,10 +213,10 @@ class Speculation:
             and not speculator.plain_next
         )
 
-    def _terms(self, group: Group) -> StepTerms:
-        """`group.drafting`: about so many of its rows bring drafts, as in its last checked step."""
+    def _terms(self, group: Group, candidates: int) -> StepTerms:
+        """`candidates`: about so many of its rows bring drafts."""
         num_rows = len(group.rows)
-        riding = num_rows - min(num_rows, max(1, group.drafting))
+        riding = num_rows - max(1, candidates)
         cost = self._cost_of(group.rows)
         return StepTerms(cost, num_rows, riding, self._catching_up(cost, num_rows), not self._recurrent)
 
@@ -220,14 +229,46 @@ class Speculation:
             return 0.0
         return max(0.0, wide - plain) / 8
 
-    def _text_draft(self, row: Sequence, terms: StepTerms, least: int) -> Draft | None:
+    def _offers(self, rows: Several[Sequence], launched: int = 0) -> dict[Sequence, Offer]:
+        """What the grammar or the text of each row proposes. `launched`: with the token under way before it."""
+        offers: dict[Sequence, Offer] = {}
+        for row in rows:
+            assert row.speculator is not None
+            limit = _limit(row, launched)
+            if limit < 1:
+                continue
+            if not launched and row.matcher is not None and (tokens := row.matcher.forced()):
+                offers[row] = Offer(Source.FORCED, Proposal(tuple(tokens)))
+            elif self._lookup:
+                proposal = row.speculator.proposal(limit + launched)
+                if len(proposal.tokens) > launched:
+                    offers[row] = Offer(Source.LOOKUP, proposal)
+        return offers
+
+    def _candidates(self, rows: Several[Sequence], offers: Mapping[Sequence, Offer]) -> int:
+        """How many rows may bring drafts: each pays for a wider step the less, the more of them do."""
+        if len(rows) < 2:
+            return len(rows)
+        return sum(self._may_draft(row, offers.get(row)) for row in rows)
+
+    def _may_draft(self, row: Sequence, offer: Offer | None) -> bool:
         assert row.speculator is not None
-        limit = _limit(row)
-        if limit < 1:
-            return None
-        if row.matcher is not None and (tokens := row.matcher.forced()):
-            return row.speculator.forced(tokens, limit, terms)
-        return row.speculator.lookup(limit, terms, least) if self._lookup else None
+        ready = row.speculator.control.ready
+        if offer is not None and ready(offer.source, offer.proposal.matched):
+            return True
+        return self._follows(row) and ready(Source.DRAFT, 0)
+
+    def _text_drafts(self, offers: Mapping[Sequence, Offer], terms: StepTerms, last: bool = False) -> Drafts:
+        """`last`: nothing else will be asked, so that a short match has its turn too."""
+        drafts: Drafts = {}
+        for row, (source, proposal) in offers.items():
+            assert row.speculator is not None
+            short = source is Source.LOOKUP and proposal.matched < LONG_MATCH
+            if last or not (short and self._follows(row)):
+                draft = row.speculator.wanted(source, proposal, _limit(row), terms)
+                if draft is not None:
+                    drafts[row] = draft
+        return drafts
 
     def _follows(self, row: Sequence) -> bool:
         return self.following is not None and self.following.level(row)
@@ -241,7 +282,9 @@ class Speculation:
         dearer = terms._replace(surcharge_s=terms.surcharge_s + share)
         return row.speculator.wants_model(_limit(row), dearer)
 
-    def _add_model_drafts(self, rows: Several[Sequence], terms: StepTerms, drafts: dict[Sequence, Draft]) -> None:
+    def _add_model_drafts(
+        self, rows: Several[Sequence], offers: Mapping[Sequence, Offer], terms: StepTerms, drafts: Drafts
+    ) -> None:
         wanted = {row: n for row in rows if row not in drafts and (n := self._models(row, terms))}
         if wanted:
             nothing: dict[Sequence, tuple[int, ...]] = {}
@@ -250,11 +293,9 @@ class Speculation:
                     drafts[row] = Draft(tokens, Source.DRAFT)
                 else:
                     self._agree(row, 0)
-        for row in rows:  # a match too short to be trusted before the draft model was asked
-            if row not in drafts and self._follows(row):
-                draft = self._text_draft(row, terms, 0)
-                if draft is not None:
-                    drafts[row] = draft
+        # A match too short to be trusted before the draft model was asked.
+        left = {row: offer for row, offer in offers.items() if row not in drafts and self._follows(row)}
+        drafts.update(self._text_drafts(left, terms, last=True))
 
     def _sound(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
         """Up to the first id that must not be drafted or that this model does not have."""

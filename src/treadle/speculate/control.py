@@ -123,6 +123,11 @@ class Control:
         self._asked[source] = _Round(lane, chosen.loss)
         return chosen.room
 
+    def ready(self, source: Source, matched: int) -> bool:
+        """Whether such drafts may be wanted now: they have not stopped, or a probe is due."""
+        lane = self._lane(source, matched)
+        return not lane.idle or lane.due(self._steps)
+
     def settled(self, source: Source, drafted: int, accepted: int, more: int = 1) -> None:
         """`accepted` of `drafted` judged drafts matched, and `more` tokens came with them: 0 after a tie.
 

@@ -24,7 +24,7 @@ RECENT = 7  # observations per point; their median counts, so that three outlier
 OLD = 400  # observations of others after which those of a point are forgotten at the next one
 PLAIN_AGE = 200  # observed steps after which a plain one is due
 FIRST_AGE = 16  # and after the very first
-_FIRST = 1.5  # the first step of a size may build kernels: it counts as at most so much dearer than the guess
+_FIRST = 1.5  # the first step of a size may build kernels: it does not count if it is so much dearer than the guess
 _UNSURE = 1.1  # in a choice of sizes, one that was not measured counts as so much dearer than the guess
 _NOTICED = 0.01  # smaller changes of a median are noise and change nothing
 
@@ -48,6 +48,7 @@ class CostTable:
         self._longer: CostTable | None = None
         self._verify = _Curve()
         self._plain = _Curve()
+        self._begun: set[int] = set()  # sizes whose first step is over
         self._time = 0  # observations
         self._changes = 0
         self._memo: dict[Hashable, Any] = {}
@@ -80,8 +81,11 @@ class CostTable:
         `warm`: it is known not to be the first of its size on this device.
         """
         self._time += 1
-        if not warm and not self.known(num_tokens) and (guess := self.seconds(num_tokens)) is not None:
-            seconds = min(seconds, guess * _FIRST)
+        if not warm and num_tokens not in self._begun and not self.known(num_tokens):
+            self._begun.add(num_tokens)
+            guess = self.seconds(num_tokens)
+            if guess is not None and seconds > guess * _FIRST:
+                return
         self._changes += self._verify.observe(num_tokens, seconds, self._time)
 
     def observe_plain(self, rows: int, seconds: float) -> None:

@@ -54,30 +54,32 @@ class Speculator:
         """What need not be done while others wait."""
         self._index.catch_up()
 
-    def forced(self, tokens: list[int], limit: int, terms: StepTerms) -> Draft | None:
-        """Up to `limit` drafts, as below, from the only continuation that a grammar spells."""
-        return self._wanted(Source.FORCED, Proposal(tuple(tokens)), limit, terms)
+    def proposal(self, limit: int) -> Proposal:
+        """Up to `limit` tokens of what the text, or a recent reply, already said."""
+        own = self._index.propose(limit)
+        if own.matched >= SHORTEST_SHARED or self._replies is None:
+            return own
+        shared = self._replies.propose(limit, self._index.tail(LONGEST))
+        return shared if shared.matched else own
 
-    def lookup(self, limit: int, terms: StepTerms, least: int = 0) -> Draft | None:
-        """Drafts from what the text, or a recent reply, already said, if the match is at least `least` long."""
-        proposal = self._proposal(limit)
-        return self._wanted(Source.LOOKUP, proposal, limit, terms) if proposal.matched >= least else None
+    def wanted(self, source: Source, proposal: Proposal, limit: int, terms: StepTerms) -> Draft | None:
+        """So many of the proposed tokens, `limit` at most, as are worth a check; None: none is."""
+        limit = min(limit, len(proposal.tokens))
+        wanted = self._number(source, proposal.matched, limit, terms) if limit > 0 else 0
+        return Draft(proposal.tokens[:wanted], source) if wanted else None
 
     def wants_model(self, limit: int, terms: StepTerms) -> int:
         """How many tokens a draft model should propose."""
         return self._number(Source.DRAFT, 0, limit, terms)
 
-    def foresees(self, limit: int, terms: StepTerms) -> bool:
-        """Whether drafts will be worth while if the token under way is the one that lookup expects.
+    def foresees(self, proposal: Proposal, limit: int, terms: StepTerms) -> bool:
+        """Whether drafts will be worth while if the token under way is the first of those proposed.
 
         Then it is read before the next step, which costs the overlap; `landed` tells whether that was right.
         """
         self._expected = None
-        proposal = self._proposal(limit + 1)
-        if len(proposal.tokens) < 2:
-            return False
         rest = Proposal(proposal.tokens[1:], proposal.matched)
-        if self._wanted(Source.LOOKUP, rest, limit, terms) is None:
+        if self.wanted(Source.LOOKUP, rest, limit, terms) is None:
             return False
         self._expected = proposal.tokens[0], proposal.matched
         return True
@@ -97,18 +99,6 @@ class Speculator:
         self.control.settled(draft.source, verdict.judged, verdict.matched, verdict.taken - verdict.matched)
         self.drafted += verdict.judged
         self.accepted += verdict.matched
-
-    def _proposal(self, limit: int) -> Proposal:
-        own = self._index.propose(limit)
-        if own.matched >= SHORTEST_SHARED or self._replies is None:
-            return own
-        shared = self._replies.propose(limit, self._index.tail(LONGEST))
-        return shared if shared.matched else own
-
-    def _wanted(self, source: Source, proposal: Proposal, limit: int, terms: StepTerms) -> Draft | None:
-        limit = min(limit, len(proposal.tokens))
-        wanted = self._number(source, proposal.matched, limit, terms) if limit > 0 else 0
-        return Draft(proposal.tokens[:wanted], source) if wanted else None
 
     def _number(self, source: Source, matched: int, limit: int, terms: StepTerms) -> int:
         """How many drafts pay, up to `limit`."""
