@@ -11,8 +11,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from treadle import upload
-from treadle.models import cuda, few_queries, few_rows, gemv, kernels
+from treadle.models import cuda, few_queries, few_rows, gemv, kernels, upload
 from treadle.models.around import Around
 from treadle.models.cuda import Kernel, Nvrtc
 from treadle.models.few_rows import Form

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from treadle.cache import geometry
 from treadle.cache.geometry import needed_window, places, round_up
-from treadle.upload import on_device
+from treadle.models.upload import on_device
 
 GRAIN = 64  # a batch reads a multiple of this many columns, so that attention meets a new shape once in 64 steps
 SINKS = 64  # columns at the beginning that are seen from everywhere, because models are used to look at them

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treadle.cache.columns import BatchColumns, SoloColumns
-from treadle.upload import on_device
+from treadle.models.upload import on_device
 
 BLOCK = 64  # tokens that are packed together
 SPARE = 64  # tokens that can be taken back at any time

@@ -25,8 +25,8 @@ from treadle.engine.sampling import Drawn, Sampler, Scored
 from treadle.engine.sequence import Found, Sequence
 from treadle.grammar.matcher import free_mask
 from treadle.grammar.vocabulary import mask_words
+from treadle.models.upload import on_device
 from treadle.types import Batching, TokenLogprob
-from treadle.upload import on_device
 
 Tokens = tuple[int, ...]
 

@@ -16,8 +16,8 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from treadle.models.upload import on_device
 from treadle.types import Ids, Sampling, TokenLogprob
-from treadle.upload import on_device
 
 SHORTLIST = 64  # rows with 0 < top_k <= SHORTLIST never sort the whole vocabulary
 COLDEST = 1e-6  # lower temperatures are greedy: divided by them, logits could leave the range of float32

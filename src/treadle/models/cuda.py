@@ -77,7 +77,7 @@ __device__ __forceinline__ void tile(float (&sum)[4], unsigned int a0, unsigned 
 def bits_of(number: float) -> int:
     """A float32 as a template takes it, and `__int_as_float` gives it back.
 
-    Constants of a model are part of a kernel's text, because a small array is slow to read (`upload.py`).
+    Constants of a model are part of a kernel's text, because a small array is slow to read (`models/upload.py`).
     """
     return int(np.float32(number).view(np.int32))
 

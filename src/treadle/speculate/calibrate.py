@@ -15,8 +15,8 @@ import mlx.core as mx
 import numpy as np
 
 from treadle.cache.layers import Layers
+from treadle.models.upload import on_device
 from treadle.speculate.cost import CostTable
-from treadle.upload import on_device
 
 PROMPT = 32  # tokens before the measured ones
 WIDTHS = (2, 3, 4, 5, 6, 8, 12, 16)

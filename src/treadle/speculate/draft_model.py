@@ -15,8 +15,8 @@ import mlx.core as mx
 import numpy as np
 
 from treadle.cache.layers import Layers
+from treadle.models.upload import on_device
 from treadle.types import Caps, Ids, Sampling
-from treadle.upload import on_device
 
 K = TypeVar("K", bound=Hashable)
 

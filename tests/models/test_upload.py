@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from tests.models.cuda_host import COMPILER, library
-from treadle import upload
-from treadle.upload import on_device
+from treadle.models import upload
+from treadle.models.upload import on_device
 
 
 @pytest.fixture
