@@ -245,6 +245,7 @@ def drawn(shape: tuple[int, ...], dtype: Any, seed: int) -> Any:
         (mx.float16, (3, 3), 32, 1, 2, 20),
         (mx.float16, (12, 1), 96, 3, 1, 0),  # more than two
         (mx.float16, (4, 2), 80, 5, 1, 11),
+        (mx.float16, (2, 1), 80, 1, 3, 0),
         (mx.bfloat16, (4, 1), 256, 4, 1, 9),  # halves, as sums of more would not fit
     ],
 )
@@ -270,7 +271,12 @@ def test_the_source_over_exact_rows_computes_what_it_is_told(
 @pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler")
 @pytest.mark.parametrize(
     ("dtype", "heads", "dim", "group", "n", "split"),
-    [(mx.float16, (4, 2), 64, 32, 2, 2), (mx.bfloat16, (4, 1), 128, 64, 3, 4), (mx.float16, (2, 2), 256, 128, 2, 3)],
+    [
+        (mx.float16, (4, 2), 64, 32, 2, 2),
+        (mx.bfloat16, (4, 1), 128, 64, 3, 4),
+        (mx.float16, (2, 2), 256, 128, 2, 3),
+        (mx.bfloat16, (3, 3), 96, 32, 1, 2),
+    ],
 )
 def test_the_source_over_packed_rows_computes_what_it_is_told(
     dtype: Any, heads: tuple[int, int], dim: int, group: int, n: int, split: int, on_host: Any
@@ -291,7 +297,7 @@ def test_the_source_over_packed_rows_computes_what_it_is_told(
 
 
 @pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler")
-@pytest.mark.parametrize(("num_parts", "dim"), [(2, 32), (33, 64), (32, 128)])
+@pytest.mark.parametrize(("num_parts", "dim"), [(2, 32), (33, 64), (32, 128), (32, 80), (17, 48)])
 def test_parts_are_joined_as_if_they_had_been_one(num_parts: int, dim: int, tmp_path: Path) -> None:
     """The kernel's source, compiled as C++; one part has seen nothing."""
     rng = np.random.default_rng(num_parts)
@@ -307,8 +313,8 @@ def test_parts_are_joined_as_if_they_had_been_one(num_parts: int, dim: int, tmp_
     (found,) = merge(
         inputs=[mx.array(parts.astype(np.float32)).reshape(1, 3, 1, num_parts, dim + 2)],
         template=[("T", mx.float32), ("D", dim), ("MOST_PARTS", 32)],
-        grid=(3 * dim, 1, 1),
-        threadgroup=(dim, 1, 1),
+        grid=(3 * -(-dim // 32) * 32, 1, 1),
+        threadgroup=(-(-dim // 32) * 32, 1, 1),
         output_shapes=[(3, dim)],
         output_dtypes=[mx.float32],
     )

@@ -19,7 +19,7 @@ from treadle.models.upload import on_device
 @pytest.fixture
 def shared(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As on a device that reads what the host makes slowly."""
-    monkeypatch.setattr(upload, "_shares_memory", lambda: True)
+    monkeypatch.setattr(upload, "_reads_host_slowly", lambda: True)
     upload._writer.cache_clear()
     yield
     upload._writer.cache_clear()

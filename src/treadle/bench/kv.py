@@ -32,7 +32,7 @@ from treadle.types import KvFormat
 
 CHUNK = 512
 MOST_TRIES = 3
-APART = 0.25  # of the first half, which holds more exactly or in advance
+APART = 0.25  # by how much of the first half the second may differ: the first holds more exactly, or in advance
 BURST = 8  # steps of one format before it is the next one's turn
 BF16_BYTES = 2
 

@@ -40,7 +40,7 @@ class SoloColumns:
         self.gap = 0
         self.places: Any = None
         self.sight: int | None = None  # see `look_back`
-        self._told: Any = None
+        self._told: tuple[Any, Any, Any] | None = None
 
     num_rows = 1
 
@@ -82,9 +82,7 @@ class SoloColumns:
     @property
     def starts(self) -> Any:
         """`offset` as int32 [1], the same array for all layers; None where each token has a place of its own."""
-        if self.places is not None:
-            return None
-        return self._numbers()[:1]
+        return None if self.places is not None else self._tell()[0]
 
     def stand(self, gaps: Sequence[int], places: Any) -> None:
         """Say where this step's tokens stand: so far behind their number in the row, or at `places`, int32 [1, n]."""
@@ -130,13 +128,13 @@ class SoloColumns:
 
     def view(self, capacity: int) -> tuple[Any, Any, Any]:
         """What a "causal" step sees, as `BatchColumns.view_of`; positions count from column 0 here."""
-        told = self._numbers()
-        return places(capacity), told[1:2], told[2:]
+        return places(capacity), *self._tell()[1:]
 
-    def _numbers(self) -> Any:
-        """What kernels are told in this step, in one array: where its first token stands, and what `view` gives."""
+    def _tell(self) -> tuple[Any, Any, Any]:
+        """What kernels are told in this step, from one array: where its first token stands, and what `view` gives."""
         if self._told is None:
-            self._told = on_device([self.length + self.gap, *self._facts()], mx.int32)
+            told = on_device([self.length + self.gap, *self._facts()], mx.int32)
+            self._told = told[:1], told[1:2], told[2:]
         return self._told
 
     def _facts(self) -> tuple[int, ...]:

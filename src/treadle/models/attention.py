@@ -5,8 +5,8 @@ operations, and two or more queries go through cuDNN, which builds a plan of som
 queries and columns, and each size of the buffer, that it has not met: at every step that checks drafts and at every
 chunk of a prompt. Here
 
-- up to `MOST_QUERIES` queries per row: a kernel that reads the table of positions (`columns.py`) instead of a mask, and
-  packed rows of 8 bits as they are (`few_queries.py`);
+- up to `MOST_QUERIES` queries per row, of 16 bits: a kernel that reads the table of positions (`columns.py`) instead of
+  a mask, and packed rows of 8 bits as they are (`few_queries.py`);
 - chunks with up to `MOST_SCORES` scores: matrix products, which need no plan;
 - larger chunks of one sequence: cuDNN over a grid of sizes, so that prompts meet the same plans (`on_grid`);
 - everything else: MLX's own attention.
@@ -136,7 +136,8 @@ def _over_packed(queries: Any, keys: Any, values: Any, cache: PackedRows, scale:
         return head_by_head(queries, cache, scale, mask, -(-keys.shape[1] // UNPACKED_PARTS))
     if cache.columns.read_packed == 0 or not suits(queries, cache.keys, cache.values):
         return None
-    packed = [buffer.piece for buffer in cache.packed]  # whole: the kernel knows how far to read
+    # Whole, since the kernel knows how far to read; with room for rows that read no packed token but in their padding.
+    packed = [buffer.whole(queries.shape[0], cache.columns.read_packed) for buffer in cache.packed]
     if not suits_packed(queries, *packed) or not cache.taken(keys, values):
         return None
     seen = cache.columns.packed_view(mask, cache.keys.shape[2])

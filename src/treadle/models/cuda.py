@@ -3,7 +3,7 @@
 `mx.fast.cuda_kernel` puts headers of MLX before every kernel: some 3 s each with NVRTC, at each start, and a model has
 a dozen. Kernels that need no header are compiled here by the same NVRTC in a tenth of that, and kept in the cache
 folder; `mx.fast.precompiled_cuda_kernel` launches them. Where either is missing, or the compiler refuses, MLX's own
-way is taken.
+way is taken, by kernels that do not need the types below; the others are not used then.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ changes lanes. Code is short: a device fetches it anew at each launch, some 2 us
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from functools import lru_cache, partial
 from typing import Any
@@ -29,7 +30,7 @@ log = logging.getLogger("treadle.models")
 WARP = 32
 WARPS = 4  # of a block
 MOST_ROWS = 16  # queries of a tile
-WIDE = 128  # dimensions of a head from which on a tile has half as many: sums have to fit into registers
+WIDE = 128  # dimensions of a head above which a tile has half as many: sums have to fit into registers
 MOST_DIM = 256
 DIM_STEP = 16
 ENOUGH_BLOCKS = 512  # about four for each processor of an H100
@@ -117,11 +118,12 @@ def _launch(*inputs: Any, scale: float, split: int, packed: tuple[int, int] | No
     )
     if split == 1:
         return out
+    threads = -(-dim // WARP) * WARP  # whole warps, which weigh the parts together
     (out,) = _merge()(
         inputs=[out],
         template=[("T", queries.dtype), ("D", dim), ("MOST_PARTS", MOST_PARTS)],
-        grid=(rows * heads * n * dim, 1, 1),
-        threadgroup=(dim, 1, 1),
+        grid=(rows * heads * n * threads, 1, 1),
+        threadgroup=(threads, 1, 1),
         output_shapes=[queries.shape],
         output_dtypes=[queries.dtype],
     )
@@ -178,20 +180,8 @@ def _sound(dtype: Any, group: int, dim: int, packed: int = 0) -> bool:
 
     `packed`: values of a group of codes; 0: exact rows.
     """
-    shapes = (2 * group, 2), *TRIED
-    arrays = [mx.random.normal((1, h, n, dim), key=mx.random.key(i)) for i, (h, n) in enumerate(shapes)]
-    queries, keys, values = (a.astype(dtype) for a in arrays)
-    told = mx.arange(TRIAL, dtype=mx.int32)[None], mx.array([TRIAL - 2], mx.int32)
     try:
-        if packed:
-            found, keys, values = _packed_trial(queries, (keys, values), told, packed)
-        else:
-            seen = (*told, mx.array([TRIAL, 0], mx.int32))
-            found = [_launched(dim**-0.5, split)(queries, keys, values, *seen) for split in (1, 2)]
-        wanted = mx.fast.scaled_dot_product_attention(
-            *(a.astype(mx.float32) for a in (queries, keys, values)), scale=dim**-0.5, mask=None if packed else "causal"
-        )
-        off = float(mx.stack([mx.abs(one.astype(mx.float32) - wanted).max() for one in found]).max())
+        off = max(_off(dtype, group, dim, packed, n) for n in (1, MOST_ROWS // 2 // group + 1))  # of both tiles
     except RuntimeError as error:  # of the compiler, or of the device
         log.warning("The kernel for attention of few queries cannot be used here, MLX's own is: %s", error)
         return False
@@ -200,12 +190,23 @@ def _sound(dtype: Any, group: int, dim: int, packed: int = 0) -> bool:
     return off <= ROUNDING
 
 
-def _packed_trial(queries: Any, rows: tuple[Any, Any], told: tuple[Any, Any], size: int) -> tuple[list[Any], Any, Any]:
-    """What queries find over rows of which all are packed, and these rows as they are then."""
-    codes = [mx.quantize(a.astype(mx.bfloat16), group_size=size, bits=CODE_BITS) for a in rows]
-    table, position = told
-    seen = table, position + recent_columns.BLOCK, mx.array([0, 0, 0, TRIAL], mx.int32)
-    launched = _launched(queries.shape[3] ** -0.5, 2, (recent_columns.BLOCK, size))
-    found = launched(queries, *rows, *seen, *codes[0], *codes[1])
-    keys, values = (mx.dequantize(*code, group_size=size, bits=CODE_BITS) for code in codes)
-    return [found], keys, values
+def _off(dtype: Any, group: int, dim: int, packed: int, n: int) -> float:
+    """The largest difference in trials with `n` queries; infinite where a result is not a number."""
+    shapes = (2 * group, n), *TRIED
+    arrays = [mx.random.normal((1, h, m, dim), key=mx.random.key(i)) for i, (h, m) in enumerate(shapes)]
+    queries, keys, values = (a.astype(dtype) for a in arrays)
+    table, position = mx.arange(TRIAL, dtype=mx.int32)[None], mx.array([TRIAL - n], mx.int32)
+    if packed:
+        codes = [mx.quantize(a.astype(mx.bfloat16), group_size=packed, bits=CODE_BITS) for a in (keys, values)]
+        seen = table, position + recent_columns.BLOCK, mx.array([0, 0, 0, TRIAL], mx.int32)
+        launched = [_launched(dim**-0.5, split, (recent_columns.BLOCK, packed)) for split in (2, MOST_PARTS)]
+        found = [launch(queries, keys, values, *seen, *codes[0], *codes[1]) for launch in launched]
+        keys, values = (mx.dequantize(*code, group_size=packed, bits=CODE_BITS) for code in codes)
+    else:
+        seen = table, position, mx.array([TRIAL, 0], mx.int32)
+        found = [_launched(dim**-0.5, split)(queries, keys, values, *seen) for split in (1, 2, MOST_PARTS)]
+    wanted = mx.fast.scaled_dot_product_attention(
+        *(a.astype(mx.float32) for a in (queries, keys, values)), scale=dim**-0.5, mask=None if packed else "causal"
+    )
+    off = float(mx.stack([mx.abs(one.astype(mx.float32) - wanted).max() for one in found]).max())
+    return off if off == off else math.inf

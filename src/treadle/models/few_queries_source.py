@@ -142,7 +142,7 @@ EXACT = """
 PACKED = """
     struct alignas(SPAN / 4) KeyCodes { unsigned int word[STEPS]; };
     struct alignas(SPAN / 8) ValueCodes { unsigned int word[SPAN / 32]; };
-    struct alignas(4 * SPANS) Scales { bfloat16 of[2][SPANS]; };
+    struct alignas((4 * SPANS) & -(4 * SPANS)) Scales { bfloat16 of[2][SPANS]; };
     constexpr float POWER = 1024.0f, LIFT = 256.0f;
     constexpr unsigned int POWERS = 0x64646464u;
     int edge[HALVES];
@@ -294,7 +294,8 @@ PART = """
             out[(at * num_parts + part) * (D + 2) + D + 1] = below;
         }
 """
-# A block for each query of a head, a thread for each dimension. Every warp weighs the parts; the first one's are kept.
+# A block for each query of a head, a thread for each dimension and for what fills the last warp. Every warp weighs the
+# parts; the first one's are kept.
 MERGE = """
     __shared__ float shares[MOST_PARTS + 1];
     const long at = blockIdx.x;
@@ -312,6 +313,7 @@ MERGE = """
     }
     for (int step = 16; step > 0; step /= 2) below += __shfl_xor_sync(0xffffffff, below, step);
     __syncthreads();
+    if (d >= D) return;
     #pragma unroll 8
     for (int p = 0; p < num_parts; ++p) above += shares[p] * mine[p * (D + 2) + d];
     out[at * D + d] = static_cast<T>(below > 0.0f ? above / below : 0.0f);

@@ -25,7 +25,7 @@ def on_device(values: Any, dtype: Any) -> Any:
     6 us without. A few numbers go along with the launch of a kernel that writes them. More are read by a sum, whose
     result is larger than what goes in, so that it cannot take that place.
     """
-    if not _shares_memory():
+    if not _reads_host_slowly():
         return mx.array(values, dtype)
     held = np.ascontiguousarray(values, NUMPY[dtype])
     size = next((size for size in SIZES if held.size <= size), 0)
@@ -68,5 +68,5 @@ def _zeros(copies: int, ndim: int, dtype: Any) -> Any:
 
 
 @lru_cache(maxsize=1)
-def _shares_memory() -> bool:
+def _reads_host_slowly() -> bool:
     return bool(mx.cuda.is_available())
