@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tests.engine.test_loop import Clock, Run, request_of
 from tests.fakes import STOP, HashModel, slow_twin
+from treadle.cache import geometry
 from treadle.config import Config
 from treadle.engine.device import memory_limit
 from treadle.engine.loop import Loop
@@ -21,6 +22,20 @@ from treadle.runtime import DeviceFacts
 from treadle.types import Batching, Footprint
 
 PRINT = Footprint(row_bytes=1000, windows=((100, 500),), state_bytes=2000, step_bytes=300, score_bytes=2)
+
+
+@pytest.fixture(autouse=True)
+def steps_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here buffers grow token by token, so that limits can be as small as the models."""
+    monkeypatch.setattr(geometry, "STEP", 1)
+
+
+def test_rows_are_counted_by_what_their_buffers_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(geometry, "STEP", 256)
+    ledger = Ledger(Footprint(row_bytes=10), 0, 10**6)
+    assert [ledger.rows(n) for n in (1, 256, 257)] == [2560, 2560, 5120]
+    ledger.promise("short", ledger.need(20, 10))
+    assert ledger.free == 10**6 - 2560
 
 
 def test_rows_windows_and_state_add_up() -> None:

@@ -153,6 +153,21 @@ def test_the_youngest_waits_again_once_and_its_text_is_what_it_would_have_been(
     assert all(o.usage.completion_tokens == 24 for id in run.outputs for o in run.outputs[id] if o.usage)
 
 
+@pytest.mark.parametrize("replying", [False, True])
+def test_one_that_gave_way_once_gives_way_again_only_without_a_reply(replying: bool) -> None:
+    model, device = HashModel(), Device()
+    run, pressure = run_of(model, model.caps, device, False)
+    for id in "ab":
+        run.loop.submit(request_of(id, [*range(1, 60)], 24, **ENDLESS))
+    decoding(run, 2)
+    for row in run.loop.sequences():
+        row.preempted = True
+        row.num_generated = row.num_generated if replying else 0
+    device.active = 960
+    pressure.relieve()
+    assert pressure.governor.counts.done[Act.PREEMPT] == (0 if replying else 1)
+
+
 def test_with_nobody_running_one_is_admitted_whatever_the_level() -> None:
     model, device = HashModel(), Device()
     run, pressure = run_of(model, model.caps, device)

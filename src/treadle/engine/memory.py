@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
+from treadle.cache.geometry import round_up
 from treadle.errors import MemoryRefused
 from treadle.types import Footprint, KvFormat
 
@@ -73,8 +74,9 @@ class Ledger:
         return self.base + self.promised
 
     def rows(self, num_tokens: int, kv: KvFormat | None = None) -> int:
-        """Bytes of so many tokens in a format; None: the model's."""
-        return (self.footprint if kv is None else self.formats.get(str(kv), self.footprint)).rows(num_tokens)
+        """Bytes of so many tokens in a format, in buffers that grow by steps; None: the model's."""
+        footprint = self.footprint if kv is None else self.formats.get(str(kv), self.footprint)
+        return footprint.rows(round_up(num_tokens))
 
     def need(self, num_prompt: int, room: int, kv: KvFormat | None = None, picture: int = 0) -> int:
         """Bytes for a request: its rows, and the smallest chunk over its whole prompt or its largest picture.

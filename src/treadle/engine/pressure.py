@@ -209,7 +209,9 @@ class Pressure:
 
 
 def _candidate(loop: Loop, sequence: Sequence) -> Candidate:
-    kept = sequence.preempted or sequence.request.prompt_logprobs  # what was reported would be reported again
+    # Once, as each time costs its prefill; but one that has no reply yet would have to end without one.
+    once = sequence.preempted and sequence.num_generated > 0
+    kept = once or sequence.request.prompt_logprobs  # what was reported would be reported again
     return Candidate(sequence.id, sequence.arrived, _least(loop, sequence) is not None, kept)
 
 
