@@ -19,6 +19,7 @@ from treadle.engine.governor import Act, Level
 from treadle.engine.loop import Loop
 from treadle.engine.pressure import Pressure
 from treadle.engine.reuse import Reuse
+from treadle.engine.sequence import Sequence
 from treadle.models.capabilities import new_layers
 from treadle.models.kv import with_kv
 from treadle.types import EXACT, Caps, Finish, KvFormat, Request, Sampling
@@ -154,15 +155,20 @@ def test_the_youngest_waits_again_once_and_its_text_is_what_it_would_have_been(
 
 
 @pytest.mark.parametrize("replying", [False, True])
-def test_one_that_gave_way_once_gives_way_again_only_without_a_reply(replying: bool) -> None:
+def test_one_that_gave_way_once_gives_way_again_only_without_a_reply(
+    replying: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, device = HashModel(), Device()
     run, pressure = run_of(model, model.caps, device, False)
     for id in "ab":
         run.loop.submit(request_of(id, [*range(1, 60)], 24, **ENDLESS))
     decoding(run, 2)
+    for _ in range(4):
+        run.turn()
     for row in run.loop.sequences():
         row.preempted = True
-        row.num_generated = row.num_generated if replying else 0
+    if not replying:
+        monkeypatch.setattr(Sequence, "num_generated", 0)
     device.active = 960
     pressure.relieve()
     assert pressure.governor.counts.done[Act.PREEMPT] == (0 if replying else 1)
