@@ -4,7 +4,7 @@
     from 80 %   PACK       idle prefixes, then running sequences, go to 4 bits
     from 85 %   EVICT      the prefix cache gives way
     from 90 %   HOLD       nobody is admitted
-    from 95 %   PREEMPT    the youngest sequence gives way: its prefix is kept and it waits again; once if it has a reply
+    from 95 %   PREEMPT    the youngest gives way: its prefix is kept and it waits again; once where a reply has begun
 
 of the memory that there may be beside the weights, or as much as the system lacks of its reserve. Each level includes
 those below it. One action that costs time is asked for at a time, cheapest first; what it freed is seen in the next
