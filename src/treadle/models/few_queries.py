@@ -6,7 +6,7 @@ columns, on tensor cores. Its warps take columns by turns, 16 at a time, with a 
 8 bits are read as they are: codes become numbers by their place in a word, scales and biases meet scores and weights.
 
 The order of dimensions within a product is free, so each lane takes those that lie side by side in memory, and nothing
-changes lanes. Code is short: a device fetches it anew at each launch, some 2 us for 1,000 instructions.
+changes lanes.
 """
 
 from __future__ import annotations
