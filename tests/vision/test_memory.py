@@ -13,6 +13,7 @@ from tests.engine.test_loop import Clock, Run
 from tests.vision.families import photo
 from tests.vision.folders import write_folder
 from tests.vision.seeing import SeeingHashModel, ask, picture, slow_seeing
+from treadle.cache import geometry
 from treadle.cache.budget import Budget
 from treadle.cache.store import Settings, Store
 from treadle.config import Config
@@ -45,7 +46,10 @@ def encode(shown: Picture) -> tuple[Any, ...]:
     return (mx.zeros((shown.num_rows, 8), mx.float32),)
 
 
-def test_a_request_is_counted_for_its_largest_picture_or_its_chunk_whatever_is_more() -> None:
+def test_a_request_is_counted_for_its_largest_picture_or_its_chunk_whatever_is_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(geometry, "STEP", 1)  # buffers that grow token by token
     ledger = Ledger(SEEING, 0, 10**9)
     assert ledger.need(100, 0, None, 16) == 1000 + 16 * 1000 + 256 * 10
     assert ledger.need(100, 0) == 1000

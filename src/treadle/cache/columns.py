@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treadle.cache import geometry
-from treadle.cache.geometry import needed_window, places, round_up
-from treadle.models.upload import on_device
+from treadle.cache.geometry import needed_window, round_up
+from treadle.models.upload import numbers_to, on_device
 
 GRAIN = 64  # a batch reads a multiple of this many columns, so that attention meets a new shape once in 64 steps
 SINKS = 64  # columns at the beginning that are seen from everywhere, because models are used to look at them
@@ -128,7 +128,7 @@ class SoloColumns:
 
     def view(self, capacity: int) -> tuple[Any, Any, Any]:
         """What a "causal" step sees, as `BatchColumns.view_of`; positions count from column 0 here."""
-        return places(capacity), *self._tell()[1:]
+        return numbers_to(capacity), *self._tell()[1:]
 
     def _tell(self) -> tuple[Any, Any, Any]:
         """What kernels are told in this step, from one array: where its first token stands, and what `view` gives."""

@@ -1,11 +1,6 @@
-"""Sizes and places in the buffers of attention layers: what the columns of one and of several sequences share."""
+"""Sizes of the buffers of attention layers: what the columns of one and of several sequences share. No MLX."""
 
 from __future__ import annotations
-
-from functools import lru_cache
-from typing import Any
-
-import mlx.core as mx
 
 STEP = 256  # buffers grow by this many columns
 SLACK = 256  # tokens kept behind a window, so that recent ones can be taken back
@@ -23,11 +18,3 @@ def needed_window(window: int | None, position: int, held: int) -> tuple[int, in
     n = min(held, window)
     first = position - n
     return n, first + window - 1 if first > 0 else 0
-
-
-@lru_cache(maxsize=8)
-def places(capacity: int) -> Any:
-    """int32 [1, capacity]: each column holds the token of its own number."""
-    found = mx.arange(capacity, dtype=mx.int32)[None]
-    mx.eval(found)  # it outlives the step
-    return found

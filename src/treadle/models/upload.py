@@ -38,6 +38,14 @@ def on_device(values: Any, dtype: Any) -> Any:
     return (made[None] + _zeros(2 if made.nbytes > SHARED else 4, made.ndim, dtype))[0]
 
 
+@lru_cache(maxsize=8)
+def numbers_to(end: int) -> Any:
+    """int32 [1, end]: 0, 1, 2 and so on, made once. Columns of one sequence hold the tokens of their own numbers."""
+    found = mx.arange(end, dtype=mx.int32)[None]
+    mx.eval(found)  # it outlives the step
+    return found
+
+
 @lru_cache(maxsize=len(SIZES))
 def _writer(size: int) -> Callable[..., Any] | None:
     """What writes so many numbers, called with `scalars`; None where kernels cannot be compiled here."""
