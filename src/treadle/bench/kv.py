@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import logging
 import time
 from typing import Any
 
@@ -29,6 +30,8 @@ from treadle.models.capabilities import new_layers
 from treadle.models.packed_attention import install
 from treadle.runtime import device_facts
 from treadle.types import KvFormat
+
+log = logging.getLogger("treadle.bench")
 
 CHUNK = 512
 MOST_TRIES = 3
@@ -105,6 +108,8 @@ class _Bench:
             first, second = half - base, _active() - half
             if abs(second - first) < APART * first:
                 break
+        else:
+            log.warning("The bytes of %s are doubtful: two halves of the context never took about as much.", kv)
         return layers, first, second
 
     def sizes(self, kv: KvFormat) -> dict[str, Any]:

@@ -1,9 +1,10 @@
 """How much memory a request needs, and whether it may start. Pure: bytes in, decisions out.
 
-The estimate of a sequence is its rows (tokens x bytes per token, windows capped), its state, and once for the whole
-server the activations of one prefill chunk. Nothing is refused from a momentary reading of the device: the ledger adds
-up what running sequences may still need, and only what could not even fit alone is refused for good. A picture is
-encoded while no chunk is computed, so the larger of the two counts; encoded pictures that are kept count as they are.
+The estimate of a sequence is its rows (tokens x bytes per token, by whole steps of their buffers, windows capped), its
+state, and once for the whole server the activations of one prefill chunk. Nothing is refused from a momentary reading
+of the device: the ledger adds up what running sequences may still need, and only what could not even fit alone is
+refused for good. A picture is encoded while no chunk is computed, so the larger of the two counts; encoded pictures
+that are kept count as they are.
 """
 
 from __future__ import annotations

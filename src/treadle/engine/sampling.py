@@ -7,7 +7,7 @@ Each row keeps its own settings; a row's token never depends on which other rows
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -196,7 +196,7 @@ class Sampler:
         entries stay logits.
         """
         lines = table.random
-        index = _index(tuple(lines))
+        index = _kept(tuple(lines), mx.int32)
         temperature = table.column("temperature")[index]
         scaled = logits[index] / temperature
         floor = _floors(scaled, [table.rows[i] for i in lines])
@@ -238,7 +238,7 @@ class _Table:
         """float32 [rows, 1] of one setting; temperature 0 reads as 1."""
         if name not in self._columns:
             values = [getattr(s, name) or (1.0 if name == "temperature" else 0.0) for s in self.rows]
-            self._columns[name] = _column(tuple(values))
+            self._columns[name] = _column(values)
         return self._columns[name]
 
 
@@ -252,20 +252,17 @@ def _bias(rows: Sequence[Sampling], vocab_size: int) -> Any:
     return on_device(bias, mx.float32)
 
 
-@lru_cache(maxsize=64)
-def _column(values: tuple[float, ...]) -> Any:
-    """float32 [values, 1], which outlives the step."""
-    found = on_device(values, mx.float32)[:, None]
+@lru_cache(maxsize=128)
+def _kept(values: tuple[float, ...], dtype: Any) -> Any:
+    """[values], which outlives the step."""
+    found = on_device(values, dtype)
     mx.async_eval(found)  # type: ignore[no-untyped-call]
     return found
 
 
-@lru_cache(maxsize=64)
-def _index(lines: tuple[int, ...]) -> Any:
-    """int32 [lines], which outlives the step."""
-    found = on_device(lines, mx.int32)
-    mx.async_eval(found)  # type: ignore[no-untyped-call]
-    return found
+def _column(values: Iterable[float]) -> Any:
+    """float32 [values, 1]."""
+    return _kept(tuple(values), mx.float32)[:, None]
 
 
 def _expanded(mask: NDArray[np.uint32], vocab_size: int) -> Any:
@@ -304,12 +301,12 @@ def _floors(scaled: Any, rows: Sequence[Sampling]) -> Any:
     for members, sorted_logits in ((short, _shortlist), (full, _sorted)):
         if members:
             result = mx.full((len(rows), 1), -mx.inf) if result is None else result
-            index = _index(tuple(members))
+            index = _kept(tuple(members), mx.int32)
             values = _cut(sorted_logits(scaled[index]), [rows[i] for i in members])
             result = _scattered(result, index, values)
     if any(s.min_p > 0 for s in rows):
         tops = mx.max(scaled, axis=-1, keepdims=True)
-        logs = _column(tuple(math.log(s.min_p) if s.min_p > 0 else -math.inf for s in rows))
+        logs = _column(math.log(s.min_p) if s.min_p > 0 else -math.inf for s in rows)
         least = tops + logs
         result = least if result is None else mx.maximum(result, least)
     return result
@@ -326,11 +323,11 @@ def _sorted(scaled: Any) -> Any:
 def _cut(ordered: Any, rows: Sequence[Sampling]) -> Any:
     """The floor of each row after top-k, then top-p over what top-k left. `ordered` is [n, m], largest first."""
     width = ordered.shape[-1]
-    limits = _column(tuple(s.top_k if 0 < s.top_k < width else width for s in rows))
+    limits = _column(s.top_k if 0 < s.top_k < width else width for s in rows)
     kept = mx.where(mx.arange(width)[None] < limits, ordered, -mx.inf)
     probabilities = mx.softmax(kept, axis=-1, precise=True)
     before = mx.cumsum(probabilities, axis=-1) - probabilities
-    share = _column(tuple(s.top_p if s.top_p < 1 else 2.0 for s in rows))
+    share = _column(s.top_p if s.top_p < 1 else 2.0 for s in rows)
     inside = (before < share) & (mx.arange(width)[None] < limits)
     last = mx.maximum(mx.sum(inside, axis=-1, keepdims=True) - 1, 0)
     return mx.take_along_axis(ordered, last, axis=-1)
