@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+from collections.abc import Iterator
 from typing import Any
 
 import mlx.core as mx
@@ -22,7 +23,7 @@ from treadle.models.blocks import SINGLE, Traces, layers_of, turn_of
 from treadle.models.capabilities import forward, new_layers
 from treadle.models.compile import compile_steps
 from treadle.models.fuse import fuse_projections
-from treadle.models.kernels import Plain
+from treadle.models.kernels import Heads, Plain, Writer
 from treadle.models.linear import flatten_rows
 from treadle.runtime import mlx_lm_module
 from treadle.types import EXACT, Caps, KvFormat
@@ -42,6 +43,35 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4]
 LONG = 200
+
+
+class InPlace(Plain):
+    """Writes keys and values as the kernel does: into the memory of arrays, behind the back of MLX."""
+
+    written = 0
+
+    def writer(self, heads: Heads, dtype: Any) -> Writer:
+        def write(stacked: Any, position: Any, *held: Any) -> Any:
+            n = stacked.shape[0] // position.shape[0]
+            queries, *rows = self.heads(stacked, position, n, heads)
+            mx.eval(queries, rows, held)
+            start = held[2].item()
+            for buffer, own in zip(held, rows, strict=False):
+                np.array(buffer, copy=False)[: own.shape[0], :, start : start + n] = own
+            InPlace.written += 1
+            return queries
+
+        return write
+
+
+@pytest.fixture(params=[False, True], ids=["returned", "in place"])
+def written(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Both ways in which a step's rows come into a layer's buffers."""
+    if request.param:
+        monkeypatch.setattr(compiling, "_pieces", lambda kernels: lambda *measures: InPlace())
+    before = InPlace.written
+    yield
+    assert (InPlace.written > before) is request.param
 
 
 def pair(name: str, bits: int | None = None) -> tuple[Any, Any, Caps]:
@@ -75,7 +105,7 @@ def exchanged(model: Any) -> int:
 
 @pytest.mark.parametrize("bits", [None, 4], ids=["dense", "4 bits"])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_logits_stay_the_same_alone_and_in_batches_with_joins_and_leaves(name: str, bits: int | None) -> None:
+def test_logits_stay_the_same_alone_and_in_batches_with_joins_and_leaves(name: str, bits: int | None, written: None) -> None:
     plain, other, caps = pair(name, bits)
     assert exchanged(other) == 4
     prompts = [PROMPT, PROMPT[:18], PROMPT[2:], [7, 7]]
@@ -134,7 +164,7 @@ def test_products_that_take_along_what_lies_around_them(
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
-def test_a_long_greedy_text_is_identical(name: str) -> None:
+def test_a_long_greedy_text_is_identical(name: str, written: None) -> None:
     texts = []
     plain, other, caps = pair(name)
     for model in (plain, other):
@@ -146,7 +176,7 @@ def test_a_long_greedy_text_is_identical(name: str) -> None:
 
 
 @pytest.mark.parametrize("kv", ["16", "8/8"])
-def test_rewinds_prefixes_gaps_and_packed_rows_are_met_as_before(kv: str) -> None:
+def test_rewinds_prefixes_gaps_and_packed_rows_are_met_as_before(kv: str, written: None) -> None:
     """Steps of several tokens, a rewind, a copied prefix and tokens that were left out lie between single ones."""
     plain, other, caps = pair("qwen3")
     form = EXACT if kv == "16" else KvFormat(8, 8, 32, 64)
@@ -171,7 +201,7 @@ def test_rewinds_prefixes_gaps_and_packed_rows_are_met_as_before(kv: str) -> Non
         np.testing.assert_allclose(same, wanted, atol=1e-5)
 
 
-def test_nothing_is_traced_after_the_first_step_with_so_many_rows() -> None:
+def test_nothing_is_traced_after_the_first_step_with_so_many_rows(written: None) -> None:
     _, model, caps = pair("qwen3")
     layers = prefilled(model, caps, PROMPT)
     step(model, [[1]], layers)

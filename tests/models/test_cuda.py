@@ -171,10 +171,13 @@ def launches(dtype: Any) -> dict[str, Callable[[], Any]]:
         weights = mx.quantize(dense, group_size=size, bits=bits)
         return few_rows.launch(Form(size, bits), around, 1e-6, x, *weights, *more)
 
-    def heads(freqs: Any, normed: bool) -> Any:
+    def heads(freqs: Any, normed: bool, into: Any = None) -> Any:
+        stacked = mx.zeros((3, 6 * 64), dtype)
         turn = kernels.Turn(64, normed, 1.0, 1e4 if freqs is None else None, freqs)
         norms = (mx.zeros(64, dtype), mx.zeros(64, dtype), 1e-5) if normed else ()
-        return pieces.heads(mx.zeros((3, 6 * 64), dtype), told[1], 1, kernels.Heads(2, 2, 64, None, turn, *norms))
+        whole = kernels.Heads(2, 2, 64, None, turn, *norms)
+        more = kernels._more(whole, stacked)
+        return kernels._heads(kernels._settings(whole), stacked, told[1], *more, *(into or ()))
 
     found: dict[str, Callable[[], Any]] = {
         "gemv": lambda: gemv.launch(Around(bias=True), 0.0, row, dense, mx.zeros(64, dtype)),
@@ -187,6 +190,7 @@ def launches(dtype: Any) -> dict[str, Callable[[], Any]]:
         "gated": lambda: pieces.gated(row),
         "heads": lambda: heads(None, True),
         "heads by paces": lambda: heads(mx.zeros(32), False),
+        "heads in place": lambda: heads(None, True, (held[..., :64], held[..., :64], told[1][:1])),
         "attention": lambda: few_queries._launch(asked, held, held, *told, scale=1.0, split=1, packed=None),
         "attention in parts": lambda: few_queries._launch(asked, held, held, *told, scale=1.0, split=4, packed=None),
         "few numbers": lambda: [upload._writer(size)(scalars=[0] * size) for size in upload.SIZES],  # type: ignore[misc]

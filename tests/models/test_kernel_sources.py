@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +13,11 @@ import pytest
 from tests.models.cuda_host import COMPILER, compiled
 from treadle.models import kernels
 from treadle.models.blocks import turn_of
-from treadle.models.kernels import ADD_NORM, GATED, HEADS, KERNELS, ROUNDING, Heads, Kernels, difference
+from treadle.models.kernels import KERNELS, ROUNDING, SOURCES, Heads, Kernels, difference
 from treadle.runtime import mlx_lm_module
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 
-NAMES = {
-    ADD_NORM: (["stream", "branch", "weight"], ["sum", "normed"], kernels.ADD_NORM_SOURCE),
-    HEADS: (
-        ["stacked", "position", "query_norm", "key_norm", "freqs"],
-        ["queries", "keys", "values"],
-        kernels.HEADS_SOURCE,
-    ),
-    GATED: (["stacked"], ["out"], kernels.GATED_SOURCE),
-}
 LLAMA3 = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -55,5 +47,6 @@ def test_a_kernel_computes_what_mlx_does(
         "freqs": (heads_of(2, 2, 64, ropes.initialize_rope(64, 5e5, False, LLAMA3, 131072), dtype), 100, 24),
         "traditional": (heads_of(3, 1, 40, nn.RoPE(20, traditional=True, scale=0.5), dtype), 64, 300),
     }[case]
-    monkeypatch.setattr(kernels, "_kernel", lambda kernel: compiled(*NAMES[kernel], tmp_path))
+    monkeypatch.setattr(kernels, "_compiled_heads", lambda settings: partial(kernels._heads, settings))
+    monkeypatch.setattr(kernels, "_kernel", lambda kernel: compiled(*SOURCES[kernel], tmp_path))
     assert difference(name, Kernels((name,)), heads, size, width, dtype) <= ROUNDING[dtype]

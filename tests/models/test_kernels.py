@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -14,7 +15,7 @@ import pytest
 
 from treadle.models import kernels
 from treadle.models.blocks import turn_of
-from treadle.models.kernels import ADD_NORM, GATED, HEADS, KERNELS, Heads, Kernels, Plain, checked_kernels
+from treadle.models.kernels import ADD_NORM, GATED, HEADS, HEADS_INTO, KERNELS, Heads, Kernels, Plain, checked_kernels
 
 SIZE, WIDTH = 32, 48
 
@@ -49,6 +50,13 @@ def like(wrong: str = "") -> Callable[[str], Any]:
                 found = add_norm(*inputs, eps=float(np.int32(settings["EPS"]).view(np.float32)))
             elif name == HEADS:
                 found = turned(*inputs, settings)
+            elif name == HEADS_INTO:
+                *told, keys, values, column = inputs
+                found = turned(*told, settings)
+                mx.eval(keys, values)
+                for buffer, own in ((keys, found[1]), (values, found[2])):
+                    np.array(buffer, copy=False)[: own.shape[0], :, column.item() : column.item() + own.shape[2]] = own
+                found = found[:1]
             else:
                 found = [Plain().gated(*inputs)]
             assert [tuple(a.shape) for a in found] == [tuple(shape) for shape in output_shapes]
@@ -65,6 +73,7 @@ def like(wrong: str = "") -> Callable[[str], Any]:
 def test_a_kernel_that_is_wrong_is_left_out(
     wrong: str, normed: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    monkeypatch.setattr(kernels, "_compiled_heads", lambda settings: partial(kernels._heads, settings))
     monkeypatch.setattr(kernels, "_kernel", like(wrong))
     found = checked_kernels(heads_of(normed), SIZE, WIDTH, mx.float32)
     assert isinstance(found, Kernels)
@@ -74,13 +83,14 @@ def test_a_kernel_that_is_wrong_is_left_out(
 
 def test_a_kernel_that_gives_no_number_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     right = like()
+    monkeypatch.setattr(kernels, "_compiled_heads", lambda settings: partial(kernels._heads, settings))
     monkeypatch.setattr(
         kernels,
         "_kernel",
         lambda name: lambda **more: [a * (math.nan if name == GATED else 1) for a in right(name)(**more)],
     )
     found = checked_kernels(heads_of(False), SIZE, WIDTH, mx.float32)
-    assert isinstance(found, Kernels) and found.usable == (ADD_NORM, HEADS)
+    assert isinstance(found, Kernels) and found.usable == (ADD_NORM, HEADS, HEADS_INTO)
 
 
 def test_without_a_compiler_all_is_done_by_mlx(

@@ -40,7 +40,7 @@ class SoloColumns:
         self.gap = 0
         self.places: Any = None
         self.sight: int | None = None  # see `look_back`
-        self._told: tuple[Any, Any, Any] | None = None
+        self._told: Any = None
 
     num_rows = 1
 
@@ -82,7 +82,12 @@ class SoloColumns:
     @property
     def starts(self) -> Any:
         """`offset` as int32 [1], the same array for all layers; None where each token has a place of its own."""
-        return None if self.places is not None else self._tell()[0]
+        return None if self.places is not None else self._tell()[:1]
+
+    @property
+    def column(self) -> Any:
+        """int32 [1]: the first column that this step writes."""
+        return self._tell()[1:2]
 
     def stand(self, gaps: Sequence[int], places: Any) -> None:
         """Say where this step's tokens stand: so far behind their number in the row, or at `places`, int32 [1, n]."""
@@ -128,13 +133,13 @@ class SoloColumns:
 
     def view(self, capacity: int) -> tuple[Any, Any, Any]:
         """What a "causal" step sees, as `BatchColumns.view_of`; positions count from column 0 here."""
-        return numbers_to(capacity), *self._tell()[1:]
+        told = self._tell()
+        return numbers_to(capacity), told[2:3], told[3:]
 
-    def _tell(self) -> tuple[Any, Any, Any]:
-        """What kernels are told in this step, from one array: where its first token stands, and what `view` gives."""
+    def _tell(self) -> Any:
+        """int32, what kernels are told in this step: where its first token stands, its column, and what `view` gives."""
         if self._told is None:
-            told = on_device([self.length + self.gap, *self._facts()], mx.int32)
-            self._told = told[:1], told[1:2], told[2:]
+            self._told = on_device([self.length + self.gap, self.index, *self._facts()], mx.int32)
         return self._told
 
     def _facts(self) -> tuple[int, ...]:
@@ -182,7 +187,7 @@ class BatchColumns:
         self._masks: dict[tuple[int, int | None, Any], Any] = {}
         self._limits: dict[int | None, Any] = {}
         self._gaps: list[int] = []
-        self._numbers: Any = None
+        self._told: Any = None
         self._offset: Any = None
 
     @property
@@ -196,9 +201,17 @@ class BatchColumns:
     @property
     def numbers(self) -> Any:
         """int32 [rows]: the number of each row's next token, as the table counts them."""
-        if self._numbers is None:
-            self._numbers = on_device(self.lengths, mx.int32)
-        return self._numbers
+        return self._tell()[1:]
+
+    @property
+    def column(self) -> Any:
+        """int32 [1]: the first column that this step writes."""
+        return self._tell()[:1]
+
+    def _tell(self) -> Any:
+        if self._told is None:
+            self._told = on_device([self.index, *self.lengths], mx.int32)
+        return self._told
 
     @property
     def offset(self) -> Any:
@@ -269,14 +282,14 @@ class BatchColumns:
         self.table[:, self.index : self.index + self._width] = positions
         self._masks.clear()
         self._limits.clear()
-        self._numbers = self._offset = None
+        self._told = self._offset = None
         self._sent = False
 
     def end(self) -> None:
         self.lengths = [length + count for length, count in zip(self.lengths, self._counts, strict=True)]
         self.index += self._width
         self._width = 0
-        self._numbers = self._offset = None
+        self._told = self._offset = None
 
     def rewind(self, row: int, n: int) -> None:
         """Take the last `n` tokens of a row back; columns free for all rows are reused."""
@@ -303,7 +316,7 @@ class BatchColumns:
             while self.index > 0 and (self.table[:, self.index - 1] == FREE).all():
                 self.index -= 1
         self._clean, self._sent = min(self._clean, first, self.index), False
-        self._numbers = self._offset = None
+        self._told = self._offset = None
 
     def held(self, row: int) -> NDArray[np.intp]:
         """The columns of a row, in token order."""
@@ -386,7 +399,7 @@ class BatchColumns:
             self.table = np.pad(self.table, ((0, 0), (0, extra)), constant_values=FREE)
 
     def _forget(self) -> None:
-        self._device, self._clean, self._sent, self._numbers, self._offset = None, 0, False, None, None
+        self._device, self._clean, self._sent, self._told, self._offset = None, 0, False, None, None
         self._counts = []
         self._masks.clear()
 

@@ -159,11 +159,14 @@ class PackedRows(Rows):
     def _reserved(self) -> int:
         return 0  # columns hold recent tokens only
 
-    def update_and_fetch(self, keys: Any, values: Any) -> tuple[Any, Any]:
-        self._write(keys, values)
+    def in_place(self, dtype: Any) -> tuple[Any, Any, Any] | None:
+        late = self.columns.recent < self.columns.step  # what is due now may be among the rows of this step
+        return None if late else super().in_place(dtype)
+
+    def written(self) -> tuple[Any, Any]:
         for due in self.columns.due():
             self._pack(due)
-        self._owed = keys.shape[2] in self._asked and self.columns.read_packed > 0
+        self._owed = self.columns.step in self._asked and self.columns.read_packed > 0
         # What nobody reads need not be cut to this step's rows and columns.
         self._offered = (self.keys, self.values) if self._owed else self.keys_and_values()
         return self._offered

@@ -43,7 +43,20 @@ class Rows:
     def update_and_fetch(self, keys: Any, values: Any) -> tuple[Any, Any]:
         """Write this step's rows ([rows, heads, n, dim]) and return all that its queries can see."""
         self._write(keys, values)
+        return self.written()
+
+    def written(self) -> tuple[Any, Any]:
+        """This step's rows are in the buffers: all that its queries can see."""
         return self.keys_and_values()
+
+    def in_place(self, dtype: Any) -> tuple[Any, Any, Any] | None:
+        """Buffers of keys and values with room for this step's rows of a type, and `columns.column`: for a kernel that
+        writes there by itself, before `written` is called. None: there are none yet.
+
+        Such rows change under arrays that share the memory. None that is kept does: what is kept was copied, or holds
+        older tokens only.
+        """
+        return None if self.keys is None or self.keys.dtype != dtype else (self.keys, self.values, self.columns.column)
 
     def _write(self, keys: Any, values: Any) -> None:
         start, n = self.columns.index, keys.shape[2]

@@ -76,12 +76,11 @@ class Parts:
         """The layers for this hidden state, if it is one row of the type that their kernels read."""
         return self.alone if stream.shape[0] == 1 and stream.dtype == self.before.dtype else None
 
-    def enter(self, stream: Any, position: Any) -> tuple[Any, Any, Any]:
-        """The same for a hidden state [tokens, size]."""
-        tokens = stream.shape[0]
+    def stacked(self, stream: Any) -> Any:
+        """Queries, keys and values side by side, for a hidden state [tokens, size]."""
         if (alone := self.single(stream)) is not None:
-            return self.asked(product(alone.qkv, stream, self.before, self.eps), position, 1)
-        return self.asked(self.qkv(mx.fast.rms_norm(stream, self.before, self.eps)), position, tokens)
+            return product(alone.qkv, stream, self.before, self.eps)
+        return self.qkv(mx.fast.rms_norm(stream, self.before, self.eps))
 
     def rest(self, stream: Any, attended: Any) -> tuple[Any, Any]:
         """The hidden state [tokens, size] without what the MLP adds, and that."""
@@ -100,18 +99,23 @@ class Parts:
         return product(alone.down, opened, added=stream)
 
 
-def _compiled(first: Parts | None, second: Parts | None) -> Any:
+def _compiled(first: Parts | None, second: Parts | None, whole: bool = True) -> Any:
     """From attention of the `first` layer to attention of the `second`; None: there is no such layer.
 
     The arguments are (hidden state, what attention found, positions), the hidden state [rows, n, size] at the outer
-    ends and [tokens, size] between layers; what is not there is left out.
+    ends and [tokens, size] between layers; what is not there is left out. Not `whole`: to the product of the `second`,
+    from which a kernel makes queries, keys and values.
     """
+
+    def asked(stacked: Any, position: Any, tokens: int) -> tuple[Any, ...]:
+        assert second is not None
+        return second.asked(stacked, position, tokens) if whole else (stacked,)
 
     def enter(x: Any, position: Any) -> tuple[Any, ...]:
         Traces.count += 1
         assert second is not None
         stream = x.reshape(-1, x.shape[2])
-        return stream, *second.enter(stream, position)
+        return stream, *asked(second.stacked(stream), position, stream.shape[0])
 
     def leave(stream: Any, attended: Any) -> Any:
         Traces.count += 1
@@ -123,10 +127,10 @@ def _compiled(first: Parts | None, second: Parts | None) -> Any:
         assert first is not None and second is not None
         if first.single(stream) is not None and second.single(stream) is not None:
             stream = first.finished(stream, attended)
-            return stream, *second.enter(stream, position)
+            return stream, *asked(second.stacked(stream), position, 1)
         stream, added = first.rest(stream, attended)
         stream, normed = first.pieces.add_norm(stream, added, second.before, second.eps)
-        return stream, *second.asked(second.qkv(normed), position, stream.shape[0])
+        return stream, *asked(second.qkv(normed), position, stream.shape[0])
 
     if first is None:
         return mx.compile(enter)
@@ -155,17 +159,25 @@ class Step:
         self.parts = parts
         self.last = last
         self.scale = attention.scale
-        self.enter = _compiled(None, parts)
-        self.cross = None if before is None else _compiled(before, parts)
+        self.write = parts.pieces.writer(parts.heads, parts.before.dtype)
+        wholes = (True,) if self.write is None else (True, False)
+        self.enter = {whole: _compiled(None, parts, whole) for whole in wholes}
+        self.cross = {whole: _compiled(before, parts, whole) for whole in wholes if before is not None}
         self.leave = _compiled(parts, None)
         self.file = vars(sys.modules[type(attention).__module__])  # where attention may be exchanged at any time
 
     def take(self, x: Any, starts: Any, mask: Any, cache: Rows) -> Any:
-        if type(x) is Passed:
-            stream, queries, keys, values = self.cross(x.stream, x.attended, starts)  # type: ignore[misc]
+        passed = type(x) is Passed
+        dtype = x.stream.dtype if passed else x.dtype
+        held = None if self.write is None or dtype != self.parts.before.dtype else cache.in_place(dtype)
+        whole = held is None
+        stream, *found = self.cross[whole](x.stream, x.attended, starts) if passed else self.enter[whole](x, starts)
+        if held is None:
+            queries, *rows = found
+            keys, values = cache.update_and_fetch(*rows)
         else:
-            stream, queries, keys, values = self.enter(x, starts)
-        keys, values = cache.update_and_fetch(keys, values)
+            queries = self.write(found[0], starts, *held)  # type: ignore[misc]
+            keys, values = cache.written()
         attended = self.file[NAME](queries, keys, values, cache=cache, scale=self.scale, mask=mask)
         return self.leave(stream, attended) if self.last else Passed(stream, attended, self)
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import mlx.core as mx
@@ -22,10 +23,14 @@ from treadle.models.cuda import Kernel, bits_of
 
 log = logging.getLogger("treadle.models")
 
+Writer = Callable[[Any, Any, Any, Any, Any], Any]
+Settings = tuple[tuple[str, int], ...]
+
 WARP = 32
 MOST_THREADS = 1024
-ADD_NORM, HEADS, GATED = "add_norm", "heads", "gated"
-KERNELS = (ADD_NORM, HEADS, GATED)
+TRIAL_COLUMNS, TRIAL_COLUMN = 19, 11  # of buffers, and where a trial writes
+ADD_NORM, HEADS, HEADS_INTO, GATED = "add_norm", "heads", "heads_into", "gated"
+KERNELS = (ADD_NORM, HEADS, HEADS_INTO, GATED)
 # What a kernel's result may differ by from MLX's own, as a share of the largest number: about two roundings.
 ROUNDING = {mx.bfloat16: 2**-6, mx.float16: 2**-9, mx.float32: 2**-12}
 
@@ -63,19 +68,20 @@ ADD_NORM_SOURCE = """
         }
     }
 """
-# One warp for each head of a token; a row has n of them. SCALE is that of positions, PACE log2 of the base.
+# One warp for each head of a token; a row has n of them. SCALE is that of positions, PACE log2 of the base. Keys and
+# values go where KEYS_AT and VALUES_AT say.
 HEADS_SOURCE = """
     __shared__ float line[D];
     const int token = blockIdx.x / (H + 2 * HK), head = blockIdx.x % (H + 2 * HK), lane = threadIdx.x;
     const int n = gridDim.x / (H + 2 * HK) / position_shape[0], row = token / n, i = token % n;
     const T* from = stacked + (token * (H + 2 * HK) + head) * D;
     if (head >= H + HK) {
-        T* out = values + ((row * HK + head - H - HK) * n + i) * D;
+        T* out = VALUES_AT;
         for (int d = lane; d < D; d += 32) out[d] = from[d];
         return;
     }
     const bool asks = head < H;
-    T* to = asks ? queries + ((row * H + head) * n + i) * D : keys + ((row * HK + head - H) * n + i) * D;
+    T* to = asks ? queries + ((row * H + head) * n + i) * D : KEYS_AT;
     float total = 0.0f;
     for (int d = lane; d < D; d += 32) {
         line[d] = static_cast<float>(from[d]);
@@ -104,6 +110,13 @@ HEADS_SOURCE = """
     }
     for (int d = DIMS + lane; d < D; d += 32) to[d] = static_cast<T>(line[d]);
 """
+HEADS_APART = HEADS_SOURCE.replace("KEYS_AT", "keys + ((row * HK + head - H) * n + i) * D").replace(
+    "VALUES_AT", "values + ((row * HK + head - H - HK) * n + i) * D"
+)
+_HELD = "const_cast<T*>({0}) + ((row * HK + {1}) * static_cast<long>({0}_shape[2]) + column[0] + i) * D"
+HEADS_IN_PLACE = HEADS_SOURCE.replace("KEYS_AT", _HELD.format("keys", "head - H")).replace(
+    "VALUES_AT", _HELD.format("values", "head - H - HK")
+)
 SIGMOID = """
     auto sigmoid = [](T x) {
         const T grown = static_cast<T>(expf(fabsf(static_cast<float>(x))));
@@ -175,6 +188,15 @@ class Plain:
             keys = mx.fast.rms_norm(keys, heads.key_norm, heads.eps)
         return heads.rope(queries, offset=position), heads.rope(keys, offset=position), values
 
+    def writer(self, heads: Heads, dtype: Any) -> Writer | None:
+        """What does the same with heads of this type, but gives queries only: keys and values go into buffers, in place.
+
+        None where nothing does. It is called with (stacked, position, keys, values, column), the buffers [slots, kv
+        heads, columns, dim] and int32 [1], the column of each row's first token. MLX takes arrays for unchanging and
+        does not know of it: what reads the buffers in the same evaluation has to read the queries too.
+        """
+        return None
+
     def gated(self, stacked: Any) -> Any:
         """SwiGLU of [rows, gate and up side by side]."""
         gate, up = mx.split(stacked, 2, axis=-1)
@@ -203,26 +225,20 @@ class Kernels(Plain):
         return total, normed
 
     def heads(self, stacked: Any, position: Any, n: int, heads: Heads) -> tuple[Any, Any, Any]:
-        turn, normed = heads.turn, heads.query_norm is not None
-        norms = [heads.query_norm, heads.key_norm] if normed else [stacked, stacked]
-        if HEADS not in self.usable or turn is None or not _alike(stacked, *norms):
+        if HEADS not in self.usable or heads.turn is None or not _alike(stacked, *_norms(heads)):
             return super().heads(stacked, position, n, heads)
-        rows, count, shared, dim = position.shape[0], heads.num_heads, heads.num_kv_heads, heads.dim
-        paces = 0.0 if turn.base is None else math.log2(turn.base)
-        queries, keys, values = _kernel(HEADS)(
-            inputs=[stacked, position, *norms, stacked if turn.freqs is None else turn.freqs],
-            template=[
-                *(("T", stacked.dtype), ("D", dim), ("H", count), ("HK", shared), ("NORM", int(normed))),
-                *(("DIMS", turn.dims), ("EPS", bits_of(heads.eps))),
-                *(("SCALE", bits_of(turn.scale)), ("PACE", bits_of(paces))),
-                *(("FREQS", int(turn.freqs is not None)), ("TRADITIONAL", int(turn.traditional))),
-            ],
-            grid=(rows * n * (count + 2 * shared) * WARP, 1, 1),
-            threadgroup=(WARP, 1, 1),
-            output_shapes=[(rows, number, n, dim) for number in (count, shared, shared)],
-            output_dtypes=[stacked.dtype] * 3,
-        )
+        queries, keys, values = _heads(_settings(heads), stacked, position, *_more(heads, stacked))
         return queries, keys, values
+
+    def writer(self, heads: Heads, dtype: Any) -> Writer | None:
+        if HEADS_INTO not in self.usable or heads.turn is None or any(a.dtype != dtype for a in _norms(heads)):
+            return None
+        launch = _compiled_heads(_settings(heads))
+
+        def write(stacked: Any, position: Any, keys: Any, values: Any, column: Any) -> Any:
+            return launch(stacked, position, *_more(heads, stacked), keys, values, column)[0]
+
+        return write
 
     def gated(self, stacked: Any) -> Any:
         if GATED not in self.usable or not _alike(stacked):
@@ -239,18 +255,64 @@ class Kernels(Plain):
         return out
 
 
-@lru_cache(maxsize=4)
+def _norms(heads: Heads) -> list[Any]:
+    return [] if heads.query_norm is None else [heads.query_norm, heads.key_norm]
+
+
+def _more(heads: Heads, stacked: Any) -> list[Any]:
+    """What the kernels read of a layer: `stacked` stands for what it does not have."""
+    freqs = None if heads.turn is None else heads.turn.freqs
+    return [*(_norms(heads) or [stacked, stacked]), stacked if freqs is None else freqs]
+
+
+def _settings(heads: Heads) -> Settings:
+    """The constants of the kernels for such heads."""
+    turn = heads.turn
+    assert turn is not None
+    paces = 0.0 if turn.base is None else math.log2(turn.base)
+    return (
+        *(("D", heads.dim), ("H", heads.num_heads), ("HK", heads.num_kv_heads)),
+        *(("NORM", int(heads.query_norm is not None)), ("DIMS", turn.dims), ("EPS", bits_of(heads.eps))),
+        *(("SCALE", bits_of(turn.scale)), ("PACE", bits_of(paces))),
+        *(("FREQS", int(turn.freqs is not None)), ("TRADITIONAL", int(turn.traditional))),
+    )
+
+
+@lru_cache(maxsize=16)
+def _compiled_heads(settings: Settings) -> Any:
+    """One function for all layers with such heads: it is traced once for each size of their buffers."""
+    return mx.compile(partial(_heads, settings))
+
+
+def _heads(settings: Settings, stacked: Any, position: Any, *more: Any) -> list[Any]:
+    """`more`: `_more`, and buffers with a column where keys and values are written in place."""
+    size = dict(settings)
+    rows, count, shared = position.shape[0], size["H"], size["HK"]
+    tokens, into = stacked.shape[0], len(more) > len(READ) - 2
+    shapes = [(rows, number, tokens // rows, size["D"]) for number in ((count,) if into else (count, shared, shared))]
+    found: list[Any] = _kernel(HEADS_INTO if into else HEADS)(
+        inputs=[stacked, position, *more],
+        template=[("T", stacked.dtype), *settings],
+        grid=(tokens * (count + 2 * shared) * WARP, 1, 1),
+        threadgroup=(WARP, 1, 1),
+        output_shapes=shapes,
+        output_dtypes=[stacked.dtype] * len(shapes),
+    )
+    return found
+
+
+READ = ["stacked", "position", "query_norm", "key_norm", "freqs"]
+SOURCES = {
+    ADD_NORM: (["stream", "branch", "weight"], ["sum", "normed"], ADD_NORM_SOURCE),
+    HEADS: (READ, ["queries", "keys", "values"], HEADS_APART),
+    HEADS_INTO: ([*READ, "keys", "values", "column"], ["queries"], HEADS_IN_PLACE),
+    GATED: (["stacked"], ["out"], GATED_SOURCE),
+}
+
+
+@lru_cache(maxsize=len(SOURCES))
 def _kernel(name: str) -> Any:
-    inputs, outputs, source = {
-        ADD_NORM: (["stream", "branch", "weight"], ["sum", "normed"], ADD_NORM_SOURCE),
-        HEADS: (
-            ["stacked", "position", "query_norm", "key_norm", "freqs"],
-            ["queries", "keys", "values"],
-            HEADS_SOURCE,
-        ),
-        GATED: (["stacked"], ["out"], GATED_SOURCE),
-    }[name]
-    return Kernel(f"treadle_{name}", inputs, outputs, source)
+    return Kernel(f"treadle_{name}", *SOURCES[name])
 
 
 def _alike(*arrays: Any) -> bool:
@@ -306,7 +368,14 @@ def _tried(name: str, pieces: Plain, heads: Heads, size: int, width: int, dtype:
     if name == GATED:
         return (pieces.gated(*_trial(dtype, (rows, 2 * width))),)
     stacked = _trial(dtype, (rows * rows, (heads.num_heads + 2 * heads.num_kv_heads) * heads.dim))[0]
-    return pieces.heads(stacked, mx.arange(7, 7 + 401 * rows, 401, dtype=mx.int32), rows, heads)
+    position = mx.arange(7, 7 + 401 * rows, 401, dtype=mx.int32)
+    if name == HEADS or (write := pieces.writer(heads, dtype)) is None:
+        return pieces.heads(stacked, position, rows, heads)
+    held = [mx.zeros((rows + 1, heads.num_kv_heads, TRIAL_COLUMNS, heads.dim), dtype) for _ in range(2)]
+    mx.eval(held)
+    queries = write(stacked, position, *held, mx.array([TRIAL_COLUMN], mx.int32))
+    mx.eval(queries)  # or what was written might be read before it is there
+    return queries, *(a[:rows, :, TRIAL_COLUMN : TRIAL_COLUMN + rows] for a in held)
 
 
 def _values(a: Any) -> NDArray[np.float32]:
