@@ -13,6 +13,7 @@ from treadle.bench import roofline
 from treadle.bench.rival import untouched
 from treadle.bench.roofline import Roofline, Work
 from treadle.bench.shapes import Subject, plain_of, subject_of
+from treadle.engine.compiled import Forward
 
 
 def test_the_slower_of_reading_and_multiplying_is_the_limit() -> None:
@@ -33,7 +34,7 @@ def test_both_speeds_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def subject(model: Any, caps: Any, weight_bytes: int) -> Subject:
-    return Subject("x", model, caps, weight_bytes)
+    return Subject("x", model, caps, weight_bytes, Forward(model))
 
 
 def test_an_embedding_that_is_no_output_layer_is_not_read() -> None:

@@ -105,7 +105,9 @@ def exchanged(model: Any) -> int:
 
 @pytest.mark.parametrize("bits", [None, 4], ids=["dense", "4 bits"])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_logits_stay_the_same_alone_and_in_batches_with_joins_and_leaves(name: str, bits: int | None, written: None) -> None:
+def test_logits_stay_the_same_alone_and_in_batches_with_joins_and_leaves(
+    name: str, bits: int | None, written: None
+) -> None:
     plain, other, caps = pair(name, bits)
     assert exchanged(other) == 4
     prompts = [PROMPT, PROMPT[:18], PROMPT[2:], [7, 7]]
@@ -293,7 +295,7 @@ def test_auto_keeps_the_faster_way(
     seconds: dict[bool, float], kept: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     model, _ = built(FAMILIES["llama"])
-    monkeypatch.setattr(compiling, "_turn", lambda model, memory: seconds[exchanged(model) > 0])
+    monkeypatch.setattr(compiling, "turn", lambda forward, memory: seconds[exchanged(model) > 0])
     with caplog.at_level(logging.INFO, "treadle.models"):
         assert compile_steps(model, "metal", "auto") is kept
     assert exchanged(model) == (4 if kept else 0)

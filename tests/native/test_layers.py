@@ -41,7 +41,7 @@ from treadle.models.sources import resolve
 from treadle.native import build
 from treadle.types import Request, Sampling
 loaded = load_model(resolve("smollm2"), None)
-subject = Subject(loaded.name, loaded.model, loaded.caps, 0)
+subject = Subject(loaded.name, loaded.model, loaded.caps, 0, Forward(loaded.model))
 said = []
 for text in ("The capital of France is", "def fibonacci(n):", "Once upon a time there was a small"):
     ids = np.array(loaded.tokenizer.encode(text))

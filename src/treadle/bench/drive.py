@@ -40,7 +40,7 @@ def loop_of(subject: Subject, reuse: Reuse | None = None, **settings: object) ->
     """The loop as the engine builds it; without a prefix cache unless `reuse` is given."""
     config = Config.of(**settings)
     layers = partial(new_layers, subject.model, subject.caps)
-    return Loop(subject.model, subject.caps, config, layers, None, reuse)
+    return Loop(subject.model, subject.caps, config, layers, None, reuse, forward=subject.forward)
 
 
 def random_request(id: str, vocab_size: int, prompt: int, tokens: int, seed: int = 0, **sampling: object) -> Request:

@@ -149,7 +149,7 @@ class _Bench:
         mx.eval(token)
         began = time.perf_counter()
         for _ in range(BURST):
-            layers.begin([1])
+            layers.begin([1], in_place=True)
             drawn = mx.argmax(model(token, cache=layers.caches)[:, -1:], axis=-1)
             layers.end()
             mx.async_eval(drawn)  # type: ignore[no-untyped-call]

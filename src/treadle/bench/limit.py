@@ -104,4 +104,6 @@ def _loop(subject: Subject, config: Config, base: int) -> Loop:
     caps = subject.caps
     reuse = Reuse(store_of(config, limit), caps, config.checkpoint_every)
     layers = partial(new_layers, subject.model, caps)
-    return Loop(subject.model, caps, config, layers, Ledger(caps.footprint, base, limit), reuse)
+    return Loop(
+        subject.model, caps, config, layers, Ledger(caps.footprint, base, limit), reuse, forward=subject.forward
+    )

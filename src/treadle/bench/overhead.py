@@ -74,8 +74,8 @@ def bare_text(subject: Subject, prompt: int, tokens: int) -> tuple[list[int], li
     for i in range(tokens + 1):
         feed = mx.array(ids[-1:]) if drawn is None else drawn
         if i < tokens:
-            layers.begin([1])
-            drawn = mx.argmax(subject.model(feed[:, None], cache=layers.caches)[:, -1], axis=-1)
+            layers.begin([1], in_place=True)
+            drawn = mx.argmax(subject.forward(feed[:, None], layers)[:, -1], axis=-1)
             layers.end()
             mx.async_eval(drawn)  # type: ignore[no-untyped-call]
         if i:

@@ -95,7 +95,9 @@ def measure(subject: Subject, sequences: int, prompt: int, reply: int, need: flo
     ledger = Ledger(caps.footprint, base, limit, formats=caps.kv_footprints)
     store = Store(Settings(Budget(limit // 5), limit))
     reuse = Reuse(store, caps, config.checkpoint_every)
-    loop = Loop(subject.model, caps, config, partial(new_layers, subject.model, caps), ledger, reuse)
+    loop = Loop(
+        subject.model, caps, config, partial(new_layers, subject.model, caps), ledger, reuse, forward=subject.forward
+    )
     pressure = Pressure(limit, store, lambda: [loop])
     pressure.attach(loop)
     for i in range(sequences):

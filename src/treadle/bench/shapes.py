@@ -13,6 +13,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 
 from treadle import system
+from treadle.engine.compiled import Forward, forward_of
 from treadle.errors import LoadError
 from treadle.models.capabilities import describe
 from treadle.models.placement import DENSE_SHARE, FLOAT32_BYTES
@@ -109,6 +110,7 @@ class Subject:
     model: Any
     caps: Caps
     weight_bytes: int
+    forward: Forward  # of plain steps, as a server chooses it
 
 
 def random_model(shape: str, bits: int | None, weights: Weights | None = None) -> Subject:
@@ -230,4 +232,5 @@ def _known_plain(name: str) -> Any:
 
 
 def _subject(name: str, model: Any, caps: Caps) -> Subject:
-    return Subject(name, model, caps, sum(a.nbytes for _, a in tree_flatten(model.parameters())))
+    nbytes = sum(a.nbytes for _, a in tree_flatten(model.parameters()))
+    return Subject(name, model, caps, nbytes, forward_of(model, caps, device_facts().backend, "auto"))

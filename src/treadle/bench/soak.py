@@ -75,7 +75,7 @@ def _loop(subject: Subject, config: Config) -> Loop:
     reuse = Reuse(store_of(config, limit), caps, config.checkpoint_every)
     ledger = Ledger(caps.footprint, mx.get_active_memory(), limit)
     layers = partial(new_layers, subject.model, caps)
-    return Loop(subject.model, caps, config, layers, ledger, reuse)
+    return Loop(subject.model, caps, config, layers, ledger, reuse, forward=subject.forward)
 
 
 def _requests(subject: Subject, longest: int, tokens: int) -> Iterator[Request]:

@@ -29,6 +29,7 @@ from treadle.cache.budget import Budget
 from treadle.cache.store import Settings, Store
 from treadle.config import Config
 from treadle.engine.build import special_ids
+from treadle.engine.compiled import Forward
 from treadle.engine.loop import Loop
 from treadle.engine.memory import Ledger
 from treadle.engine.prefill import compute
@@ -126,7 +127,7 @@ class _Quality:
 
         loaded = load_model(resolve(model, None), None)
         self.name, self.context = loaded.name, context
-        self._subject = Subject(loaded.name, loaded.model, loaded.caps, 0)
+        self._subject = Subject(loaded.name, loaded.model, loaded.caps, 0, Forward(loaded.model))
         self._tokenizer = loaded.tokenizer
         self._skim = skim_of(
             self._subject,

@@ -25,6 +25,7 @@ from treadle.cache.budget import Budget
 from treadle.cache.store import Settings, Store
 from treadle.config import Config
 from treadle.engine import sequence as engine
+from treadle.engine.compiled import Forward
 from treadle.engine.loop import Loop
 from treadle.engine.reuse import Reuse
 from treadle.engine.speculation import Speculation
@@ -99,6 +100,7 @@ class Stage:
     def __init__(self, subject: Subject, settled: bool, noise: float | None) -> None:
         self.subject = subject
         self.model = Settled(subject.model, subject.caps.vocab_size) if settled else subject.model
+        self._forward = Forward(self.model, subject.forward.compiled, subject.forward.saves_s)
         self._store = Store(Settings(Budget(2**40), 2**62))
         self._new_layers = partial(new_layers, subject.model, subject.caps)
         batches = subject.caps.batching is Batching.RAGGED
@@ -150,7 +152,8 @@ class Stage:
     def _loop(self, rows: int, speculation: Speculation | None) -> Loop:
         reuse = Reuse(self._store, self.subject.caps, 2048)
         config = Config.of(max_rows=rows)
-        return Loop(self.model, self.subject.caps, config, self._new_layers, None, reuse, speculation=speculation)
+        caps, layers = self.subject.caps, self._new_layers
+        return Loop(self.model, caps, config, layers, None, reuse, speculation=speculation, forward=self._forward)
 
 
 def _outputs(loop: Loop) -> list[Any]:

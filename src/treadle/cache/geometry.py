@@ -11,6 +11,12 @@ def round_up(n: int) -> int:
     return -(-n // STEP) * STEP
 
 
+def bucket(columns: int) -> int:
+    """As many columns or more, of few sizes: multiples of STEP, and of a quarter or half of their number."""
+    grain = max(STEP, 1 << max(0, (columns - 1).bit_length() - 2))
+    return -(-columns // grain) * grain
+
+
 def needed_window(window: int | None, position: int, held: int) -> tuple[int, int]:
     """Of the `held` tokens before `position`, how many must be kept to go on from there; and the first position from
     which one can go on with those alone."""

@@ -128,17 +128,23 @@ class Layers:
                 assert isinstance(columns, SoloColumns) and not columns.partial
                 columns.sight = num_tokens
 
-    def begin(self, counts: Sequence[int], gaps: Sequence[int] = (), places: Any = None) -> None:
+    def begin(
+        self, counts: Sequence[int], gaps: Sequence[int] = (), places: Any = None, in_place: bool = False
+    ) -> None:
         """Announce how many tokens each row gets in the coming forward (ids are [rows, max(counts)]).
 
         Tokens stand at their numbers in the row, or `gaps[row]` behind them, where some before them were left out; with
         gaps among themselves, those of a single sequence stand at `places`, int32 [1, n].
+
+        `in_place`: kernels may write this step's rows where they stay, behind MLX's back. The caller promises that the
+        forward's result is evaluated before anything else reads these layers, or that all else needs that result.
         """
         self._counts = list(counts)
         self._trim(max(counts))
         for columns in self.columns.values():
             columns.begin(counts)
             columns.stand(gaps, places)
+            columns.in_place = in_place
         for r in self.rows:
             if r.grow():
                 mx.eval(r.arrays())  # or the old and the new buffers of all layers would be there at once

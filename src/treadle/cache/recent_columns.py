@@ -240,13 +240,13 @@ class BatchRecent(BatchColumns):
             return None
         if PACKED not in self._limits:
             self._limits[PACKED] = on_device([self.read_to, self.recent, 0, self.read_packed], mx.int32)
-        return self._upload(), self.numbers, self._limits[PACKED]
+        return self.shown(), self.numbers, self._limits[PACKED]
 
     def make_mask(self, n: int, return_array: bool, window: int | None, additive: Any = None) -> Any:
         """[rows, 1, n, packed and exact columns]: bool, or 0 and the least number in the type `additive`."""
         key = (n, window, additive)
         if key not in self._masks:
-            exact = self._upload()[:, : self.read_to][:, None, None, :]
+            exact = self.shown()[:, : self.read_to][:, None, None, :]
             queries = (self.numbers[:, None] + mx.arange(n, dtype=mx.int32))[:, None, :, None]
             edges = mx.array(self._edges(n), mx.int32)[:, None, :, None]
             packed = mx.arange(self.read_packed, dtype=mx.int32)[None, None, None]

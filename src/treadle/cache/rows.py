@@ -51,14 +51,21 @@ class Rows:
 
     def in_place(self, dtype: Any) -> tuple[Any, Any, Any] | None:
         """Buffers of keys and values with room for this step's rows of a type, and `columns.column`: for a kernel that
-        writes there by itself, before `written` is called. None: there are none yet.
+        writes there by itself, before `written` is called. None: this step may not, or there are none yet.
 
-        Such rows change under arrays that share the memory. None that is kept does: what is kept was copied, or holds
-        older tokens only.
+        Arrays that share the memory change as well. Nothing is kept that does: it was copied, or holds older tokens.
         """
-        return None if self.keys is None or self.keys.dtype != dtype else (self.keys, self.values, self.columns.column)
+        if not self.columns.in_place or self.keys is None or self.keys.dtype != dtype:
+            return None
+        return self.keys, self.values, self.columns.column
 
     def _write(self, keys: Any, values: Any) -> None:
+        if self.columns.traced:
+            start = self.columns.column
+            self.keys, self.values = (
+                mx.slice_update(a, b, start, (2,)) for a, b in ((self.keys, keys), (self.values, values))
+            )
+            return
         start, n = self.columns.index, keys.shape[2]
         self._ensure(self.columns.num_rows, self.columns.read_to, keys, values)
         rows = self.columns.num_rows

@@ -10,6 +10,7 @@ from typing import Any
 from treadle.cache.formats import stays_exact
 from treadle.cache.store import Store
 from treadle.config import Config
+from treadle.engine.compiled import Forward, forward_of
 from treadle.engine.following import Following
 from treadle.engine.loop import Loop
 from treadle.engine.memory import Ledger
@@ -24,6 +25,7 @@ from treadle.models.calibration import CalibrationFile, StepCosts
 from treadle.models.capabilities import new_layers
 from treadle.models.load import LoadedModel
 from treadle.models.rope import gaps_fault, let_gaps_in
+from treadle.runtime import device_facts
 from treadle.sparse.score import let_watch, untold
 from treadle.speculate.calibrate import calibrate
 from treadle.speculate.cost import CostTable
@@ -56,7 +58,12 @@ def build_loop(
         speculation=_speculation(loaded, config, store, counters),
         sight=None if loaded.reader is None else Sight(loaded.model, int(config.image_cache_mb * 2**20), ledger),
         skim=None if loaded.skimmer is None else _skim(loaded, loaded.skimmer, config, store, ledger),
+        forward=_forward(loaded, config),
     )
+
+
+def _forward(loaded: LoadedModel, config: Config) -> Forward:
+    return forward_of(loaded.model, loaded.caps, device_facts().backend, config.compile)
 
 
 def _speculation(
@@ -112,7 +119,9 @@ def can_go_back(caps: Caps) -> bool:
 
 
 def _following(draft: LoadedModel, config: Config, store: Store | None) -> Following:
-    rows: DraftModel[Sequence] = DraftModel(draft.model, draft.caps, Sampler(draft.caps.vocab_size))
+    rows: DraftModel[Sequence] = DraftModel(
+        draft.model, draft.caps, Sampler(draft.caps.vocab_size), _forward(draft, config)
+    )
     reuse = Reuse(store, draft.caps, config.checkpoint_every, draft.revision)
     return Following(rows, reuse, partial(new_layers, draft.model, draft.caps))
 

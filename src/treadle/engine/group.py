@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treadle.engine import scheduler
+from treadle.engine.compiled import Forward
 from treadle.engine.sampling import Drawn, Sampler, Scored
 from treadle.engine.sequence import Found, Sequence
 from treadle.grammar.matcher import free_mask
@@ -69,8 +70,9 @@ def _logprobs(row: Sequence, tokens: list[int], told: list[Scored]) -> list[Toke
 class Group:
     """Rows that step together. The first sequence brings its layers; others are copied in."""
 
-    def __init__(self, model: Any, vocab_size: int) -> None:
-        self.model = model
+    def __init__(self, model: Any, vocab_size: int, forward: Forward | None = None) -> None:
+        """`forward`: how steps are computed; built one by one, where it is not given."""
+        self.forward = Forward(model) if forward is None else forward
         self.rows: list[Sequence] = []
         self.layers: Any = None
         self.sampler = Sampler(vocab_size)
@@ -124,8 +126,8 @@ class Group:
         """Start a plain step for all rows."""
         if self._feed is None:
             self._feed = on_device([int(row.tokens[-1]) for row in self.rows], mx.int32)
-        self.layers.begin([1] * len(self.rows), [row.gap for row in self.rows])
-        logits = self.model(self._feed[:, None], cache=self.layers.caches, **self._shifted())[:, -1]
+        self.layers.begin([1] * len(self.rows), [row.gap for row in self.rows], in_place=True)
+        logits = self.forward(self._feed[:, None], self.layers, **self._shifted())[:, -1]
         self.layers.end()
         nothing: tuple[Tokens, ...] = ((),) * len(self.rows)
         mask = self._mask(logits, nothing)
@@ -151,8 +153,8 @@ class Group:
         width = len(longest)
         ids = np.array([feed + [0] * (width - len(feed)) for feed in feeds], np.int32)
         states = self.layers.states_now()
-        self.layers.begin([len(feed) for feed in feeds], [row.gap for row in self.rows])
-        logits = self.model(on_device(ids, mx.int32), cache=self.layers.caches, **self._shifted())
+        self.layers.begin([len(feed) for feed in feeds], [row.gap for row in self.rows], in_place=True)
+        logits = self.forward(on_device(ids, mx.int32), self.layers, **self._shifted())
         self.layers.end()
         logits = _lines(logits, [row.pending - 1 for row in self.rows], [len(draft) + 1 for draft in mine])
         mx.async_eval(logits)  # type: ignore[no-untyped-call]  # the device begins while the rest is built

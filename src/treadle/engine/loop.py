@@ -21,6 +21,7 @@ from treadle.cache.layers import Layers
 from treadle.config import Config
 from treadle.engine import scheduler
 from treadle.engine.admission import make_fit
+from treadle.engine.compiled import Forward
 from treadle.engine.ending import NO_END, sentence, taken_one_by_one
 from treadle.engine.group import Flight, Group
 from treadle.engine.memory import Ledger
@@ -60,8 +61,10 @@ class Loop:
         speculation: Speculation | None = None,
         sight: Sight | None = None,
         skim: Skim | None = None,
+        forward: Forward | None = None,
     ) -> None:
         self.model = model
+        self.forward = Forward(model) if forward is None else forward
         self.caps = caps
         self.config = config
         self.new_layers = new_layers
@@ -341,7 +344,7 @@ class Loop:
         self.prefilling.remove(sequence)
         group = next((g for g in self.groups if g.takes(sequence, self.caps.batching)), None)
         if group is None:
-            group = Group(self.model, self.caps.vocab_size)
+            group = Group(self.model, self.caps.vocab_size, self.forward)
             self.groups.append(group)
         group.join(sequence)
         sequence.stage = Stage.DECODE

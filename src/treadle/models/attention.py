@@ -88,6 +88,8 @@ def attention_over(original: Callable[..., Any], cut: bool = False) -> Callable[
 
     def attend(queries: Any, keys: Any, values: Any, cache: Any, scale: float, mask: Any, sinks: Any = None) -> Any:
         out = compute(queries, keys, values, cache, scale, mask, sinks)
+        if isinstance(cache, Rows) and cache.columns.traced:
+            return out
         if queries.shape[2] > 1 and next(layers) % LAYERS_AT_ONCE == 0:
             mx.async_eval(out)  # type: ignore[no-untyped-call]
             if started:
@@ -112,8 +114,6 @@ def attention_over(original: Callable[..., Any], cut: bool = False) -> Callable[
 def _over_rows(queries: Any, keys: Any, values: Any, cache: Rows, scale: float, mask: Any, cut: bool) -> Any:
     """None where MLX's own attention is as good or has to do."""
     n, columns = queries.shape[2], cache.columns
-    if n == 1 and isinstance(columns, SoloColumns):
-        return None  # exact slices: nothing is quicker, and this is asked in every layer of every step
     own = keys.shape[1] == cache.keys.shape[1] and keys.shape[3] == cache.keys.shape[3]  # attends to its cache as it is
     if n <= MOST_QUERIES and own and suits(queries, cache.keys, cache.values):
         seen = _seen(cache, mask, cut)
@@ -152,7 +152,8 @@ def _seen(cache: Rows, mask: Any, cut: bool) -> tuple[Any, Any, Any] | None:
     columns = cache.columns
     if isinstance(columns, BatchColumns):
         return None if mask is None or isinstance(mask, str) else columns.view_of(mask, cut)
-    return columns.view(cache.keys.shape[2]) if isinstance(mask, str) else None
+    whole = mask is None and columns.window is None and columns.count == 1
+    return columns.view(cache.keys.shape[2]) if whole or isinstance(mask, str) else None
 
 
 def install(model: nn.Module) -> int:

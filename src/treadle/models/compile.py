@@ -98,9 +98,10 @@ def layer_fault(layer: Any, blocks: Blocks) -> str | None:
         memory = _memory(rows, 1, lambda row, own: layer(hidden(1, PROMPT + row, row), "causal", own[0]))
         cache, found = memory.caches[0], []
         for n in COMPARED:
-            memory.begin([n] * rows)
+            memory.begin([n] * rows, in_place=True)
             found.append(layer(hidden(rows, n, 7), cache.make_mask(n), cache))
             memory.end()
+            mx.eval(found)
         return mx.concatenate(found, axis=1)
 
     return _compared(blocks, run, (1,), lambda off, dtype: off <= tolerance(dtype))
@@ -112,9 +113,10 @@ def model_fault(model: Any, blocks: Blocks) -> str | None:
     def run(rows: int) -> Any:
         memory, found = primed(model, rows), []
         for n in COMPARED:
-            memory.begin([n] * rows)
+            memory.begin([n] * rows, in_place=True)
             found.append(model(mx.array([list(range(3, 3 + n))] * rows), cache=memory.caches))
             memory.end()
+            mx.eval(found)
         return mx.concatenate(found, axis=1)
 
     return _compared(blocks, run, (1, 2), lambda off, dtype: within(off, dtype, model))
@@ -166,30 +168,40 @@ def _memory(rows: int, num_layers: int, prefill: Callable[[int, list[Any]], Any]
 
 def _faster(model: Any, blocks: Blocks) -> bool:
     """Whether a step is faster with `blocks`: the best of some turns each, in `MOST_SECONDS` or one turn."""
-    memory, best = primed(model, 1), {False: float("inf"), True: float("inf")}
+    memory = primed(model, 1)
+    plain, few = by_turns(blocks.use, lambda: turn(lambda ids, layers: model(ids, cache=layers.caches), memory))
+    log.info("A step of one token takes %.2f ms, and %.2f in few operations.", 1e3 * plain, 1e3 * few)
+    return few < plain
+
+
+def by_turns(use: Callable[[bool], None], measure: Callable[[], float]) -> tuple[float, float]:
+    """The least of what was measured without something and with it. Afterwards it is not in use."""
+    best = {False: float("inf"), True: float("inf")}
     for wanted in best:  # what is made once is not measured
-        blocks.use(wanted)
-        _turn(model, memory)
+        use(wanted)
+        measure()
     began = time.perf_counter()
-    for turn in range(TURNS):
-        if turn and time.perf_counter() - began > MOST_SECONDS:
+    for round in range(TURNS):
+        if round and time.perf_counter() - began > MOST_SECONDS:
             break
         for wanted in best:
-            blocks.use(wanted)
-            best[wanted] = min(best[wanted], _turn(model, memory))
-    blocks.use(False)
-    log.info("A step of one token takes %.2f ms, and %.2f in few operations.", 1e3 * best[False], 1e3 * best[True])
-    return best[True] < best[False]
+            use(wanted)
+            best[wanted] = min(best[wanted], measure())
+    use(False)
+    return best[False], best[True]
 
 
-def _turn(model: Any, memory: Layers) -> float:
-    """Seconds for one of `STEPS` steps, each built while the device computes the one before; then they are undone."""
+def turn(forward: Callable[[Any, Layers], Any], memory: Layers) -> float:
+    """Seconds for one of `STEPS` steps, each built while the device computes the one before; then they are undone.
+
+    `forward` gives logits [1, 1, vocab] for ids [1, 1].
+    """
     feed = mx.array([3])
     mx.eval(feed)
     began = time.perf_counter()
     for _ in range(STEPS):
-        memory.begin([1])
-        drawn = mx.argmax(model(feed[:, None], cache=memory.caches)[:, -1], axis=-1)
+        memory.begin([1], in_place=True)
+        drawn = mx.argmax(forward(feed[:, None], memory)[:, -1], axis=-1)
         memory.end()
         mx.async_eval(drawn)  # type: ignore[no-untyped-call]
         mx.eval(feed)

@@ -20,6 +20,7 @@ from typing import Any
 import mlx.core as mx
 
 from treadle.cache import recent_columns
+from treadle.cache.geometry import bucket
 from treadle.cache.pieces import Piece
 from treadle.cache.quantise import Packed
 from treadle.models import few_queries_source as source
@@ -34,7 +35,7 @@ WIDE = 128  # dimensions of a head above which a tile has half as many: sums hav
 MOST_DIM = 256
 DIM_STEP = 16
 ENOUGH_BLOCKS = 512  # about four for each processor of an H100
-LEAST_PART = 128  # columns
+LEAST_PART = 256  # columns
 MOST_PARTS = 32
 TYPES = (mx.bfloat16, mx.float16)
 CODE_BITS = 8  # of packed rows that are read as they are
@@ -66,7 +67,7 @@ def few_queries(queries: Any, keys: Any, values: Any, seen: tuple[Any, Any, Any]
     query, limits [columns to read, window or 0]). Query i of a row sees the positions up to its own, in its window.
     `reach`: the columns to read, as known to the host.
     """
-    split = parts(_blocks(queries, keys.shape[1]), reach)
+    split = parts(_blocks(queries, keys.shape[1]), bucket(reach))
     return _launched(scale, split)(queries, keys, values, *seen)
 
 
@@ -84,7 +85,7 @@ def few_queries_packed(
     the others up to its own exactly.
     """
     keys, values = packed
-    split = parts(_blocks(queries, exact[0].shape[1]), reach)
+    split = parts(_blocks(queries, exact[0].shape[1]), bucket(reach))
     launched = _launched(scale, split + 1, (recent_columns.BLOCK, keys.scheme.group_size))
     return launched(queries, *exact, *seen, *keys.arrays(), *values.arrays())
 

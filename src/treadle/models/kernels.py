@@ -189,7 +189,7 @@ class Plain:
         return heads.rope(queries, offset=position), heads.rope(keys, offset=position), values
 
     def writer(self, heads: Heads, dtype: Any) -> Writer | None:
-        """What does the same with heads of this type, but gives queries only: keys and values go into buffers, in place.
+        """What does the same with heads of this type and gives queries; keys and values go into buffers, in place.
 
         None where nothing does. It is called with (stacked, position, keys, values, column), the buffers [slots, kv
         heads, columns, dim] and int32 [1], the column of each row's first token. MLX takes arrays for unchanging and
@@ -312,7 +312,8 @@ SOURCES = {
 
 @lru_cache(maxsize=len(SOURCES))
 def _kernel(name: str) -> Any:
-    return Kernel(f"treadle_{name}", *SOURCES[name])
+    inputs, outputs, source = SOURCES[name]
+    return Kernel(f"treadle_{name}", inputs, outputs, source)
 
 
 def _alike(*arrays: Any) -> bool:
@@ -373,7 +374,7 @@ def _tried(name: str, pieces: Plain, heads: Heads, size: int, width: int, dtype:
         return pieces.heads(stacked, position, rows, heads)
     held = [mx.zeros((rows + 1, heads.num_kv_heads, TRIAL_COLUMNS, heads.dim), dtype) for _ in range(2)]
     mx.eval(held)
-    queries = write(stacked, position, *held, mx.array([TRIAL_COLUMN], mx.int32))
+    queries = write(stacked, position, held[0], held[1], mx.array([TRIAL_COLUMN], mx.int32))
     mx.eval(queries)  # or what was written might be read before it is there
     return queries, *(a[:rows, :, TRIAL_COLUMN : TRIAL_COLUMN + rows] for a in held)
 

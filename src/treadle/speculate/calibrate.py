@@ -84,7 +84,7 @@ def _undone(model: Any, layers: Layers, ids: list[list[int]]) -> tuple[Any, floa
 
 
 def _step(model: Any, layers: Layers, ids: list[list[int]]) -> Any:
-    layers.begin([len(fed) for fed in ids])
+    layers.begin([len(fed) for fed in ids], in_place=True)
     logits = model(on_device(ids, mx.int32), cache=layers.caches).astype(mx.float32)
     layers.end()
     mx.eval(logits, layers.arrays())

@@ -22,10 +22,14 @@ K = TypeVar("K", bound=Hashable)
 
 
 class DraftModel(Generic[K]):
-    """The rows of the small model. Keys are whatever names a sequence; `sampler` is an `engine.sampling.Sampler`."""
+    """The rows of the small model. Keys are whatever names a sequence; `sampler` is an `engine.sampling.Sampler`.
 
-    def __init__(self, model: Any, caps: Caps, sampler: Any) -> None:
+    `forward`: an `engine.compiled.Forward` of the model; None: the model's own.
+    """
+
+    def __init__(self, model: Any, caps: Caps, sampler: Any, forward: Any = None) -> None:
         self.model = model
+        self.forward = forward or (lambda ids, layers: model(ids, cache=layers.caches))
         self.caps = caps
         self.keys: list[K] = []
         self.layers: Layers | None = None
@@ -90,8 +94,8 @@ class DraftModel(Generic[K]):
         return {key: tuple(line) for key, line in zip(self.keys, made, strict=True)}
 
     def _step(self, layers: Layers, ids: Any, counts: list[int]) -> Any:
-        layers.begin(counts)
-        logits = self.model(ids, cache=layers.caches)
+        layers.begin(counts, in_place=True)  # each step is fed what the one before it gave
+        logits = self.forward(ids, layers)
         layers.end()
         return logits
 

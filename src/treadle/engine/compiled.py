@@ -1,0 +1,185 @@
+"""The forward pass of a step as one compiled function. Engine thread only.
+
+What a step has to be told travels in arrays (`cache/traced.py`), so the function is traced once for a number of rows
+and a bucket of columns; after that the host hands over a step's operations without building them one by one. Steps that
+no trace serves (packed rows, recurrent layers, pictures that shift positions) are built as ever.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from treadle.cache.layers import Layers
+from treadle.cache.traced import Frame
+from treadle.models.blocks import Traces
+from treadle.models.capabilities import forward, new_layers
+from treadle.models.compile import by_turns, turn
+from treadle.models.rounding import distance, within
+from treadle.runtime import Backend
+from treadle.types import Batching, Caps
+
+log = logging.getLogger("treadle.engine")
+
+MOST_TRACES = 48  # that are kept: some megabytes each, on CUDA
+WIDTHS = (1, 2, 4, 8, 16)  # tokens per row of compiled steps: checked steps are padded to what is cheapest
+EARLY = 3  # steps of a kind that are built one by one before it is traced
+GRACE_S = 1.0
+TRIAL = 20  # tokens before the steps that are compared
+TRIED = EARLY + 2  # of these steps, so that the last ones are compiled
+
+
+@dataclass(slots=True)
+class _Trace:
+    seen: int = 0  # steps that it would have served
+    run: Any = None
+    changed: list[int] = field(default_factory=list)  # numbers of the buffers that the forward replaced
+
+
+class Forward:
+    """Called as a model with the caches of `layers`, after `layers.begin`. `use` may be called at any time.
+
+    A trace costs as much as some tens of steps save, so one is made when its steps have come `EARLY` times, and only
+    while tracing has cost no more than `GRACE_S` and what compiled steps have saved.
+    """
+
+    def __init__(self, model: Any, compiled: bool = False, saves_s: float = math.inf) -> None:
+        """`saves_s`: seconds that a compiled step saves."""
+        self.model = model
+        self.compiled = compiled
+        self.saves_s = saves_s
+        self._balance_s = GRACE_S
+        self._traces: OrderedDict[Any, _Trace] = OrderedDict()
+        self._layers: Layers | None = None
+
+    def __call__(self, ids: Any, layers: Layers, **more: Any) -> Any:
+        """Logits [rows, n, vocab_size] of `ids` [rows, n]; `more` is what the model is told besides."""
+        if self.compiled and ids.shape[1] in WIDTHS and not more and (frame := Frame.of(layers)) is not None:
+            try:
+                if (trace := self._trace(ids, frame)) is not None:
+                    return self._run(trace, ids, layers, frame)
+            except Exception:  # of a model's file; nothing was computed yet
+                log.exception("A step could not be traced; steps are built one by one from now on.")
+                self.compiled = False
+        return self.model(ids, cache=layers.caches, **more)
+
+    def use(self, compiled: bool) -> None:
+        self.compiled = compiled
+
+    def _run(self, trace: _Trace, ids: Any, layers: Layers, frame: Frame) -> Any:
+        fresh, began = trace.run is None, time.perf_counter()
+        if fresh:
+            trace.run = mx.compile(self._body(trace, frame))
+        self._layers = layers
+        try:
+            logits, *changed = trace.run(ids, *frame.arrays)
+        finally:
+            self._layers = None
+        self._balance_s += began - time.perf_counter() if fresh else self.saves_s
+        for number, array in zip(trace.changed, changed, strict=True):
+            row = layers.rows[number // 2]
+            if number % 2:
+                row.values = array
+            else:
+                row.keys = array
+        return logits
+
+    def _trace(self, ids: Any, frame: Frame) -> _Trace | None:
+        """What serves such steps; None: there is none, and it is not worth while yet."""
+        key = (ids.shape, ids.dtype, frame.key, *((a.shape, a.dtype) for a in frame.arrays))
+        trace = self._traces.get(key)
+        if trace is None:
+            trace = self._traces[key] = _Trace()
+            if len(self._traces) > MOST_TRACES:
+                self._traces.popitem(last=False)
+        self._traces.move_to_end(key)
+        trace.seen += 1
+        early = trace.seen <= EARLY or self._balance_s < 0
+        return None if trace.run is None and early else trace
+
+    def _body(self, trace: _Trace, frame: Frame) -> Any:
+        def body(ids: Any, *arrays: Any) -> tuple[Any, ...]:
+            Traces.count += 1
+            layers = self._layers
+            assert layers is not None
+            with frame.inside(layers, arrays):
+                logits = self.model(ids, cache=layers.caches)
+                after = [a for r in layers.rows for a in (r.keys, r.values)]
+            before = arrays[len(arrays) - len(after) :]
+            trace.changed = [i for i, (a, b) in enumerate(zip(before, after, strict=True)) if a is not b]
+            return logits, *(after[i] for i in trace.changed)
+
+        return body
+
+
+def forward_of(model: Any, caps: Caps, backend: Backend, mode: str) -> Forward:
+    """How steps of few tokens of a model are computed.
+
+    `mode` "off": built one by one; "on": compiled where that gives the same; "auto": where it is faster too, not tried
+    on a CPU, which hides the building behind the computing.
+    """
+    found = Forward(model)
+    if mode == "off" or (mode == "auto" and backend == "cpu") or not caps.kv.exact:
+        return found
+    if (fault := _fault(found, caps)) is not None:
+        log.info("Steps are built one by one: compiled as a whole, %s.", fault)
+        return found
+    memory = _primed(model, caps, 1)
+    if mode == "auto":
+        built, compiled = by_turns(found.use, partial(turn, found, memory))
+        log.info("A step built one by one takes %.2f ms, and %.2f compiled as a whole.", 1e3 * built, 1e3 * compiled)
+        if compiled >= built:
+            return found
+        found.saves_s = built - compiled
+    found.use(True)
+    return found
+
+
+def _fault(own: Forward, caps: Caps) -> str | None:
+    """What is wrong with compiled steps; None: logits are the same with one row and with two, up to rounding."""
+    for rows in (1, 2) if caps.batching is Batching.RAGGED else (1,):
+        wanted = _stepped(own, _primed(own.model, caps, rows))
+        memory = _primed(own.model, caps, rows)
+        if Frame.of(memory) is None:
+            return "its layers hold more than exact rows"
+        own.use(True)
+        try:
+            found = _stepped(own, memory)
+        finally:
+            compiled, own.compiled = own.compiled, False
+        if not compiled:
+            return "its file does not allow it"
+        off = distance(*(np.array(a.astype(mx.float32)) for a in (wanted, found)))
+        if not within(off, wanted.dtype, own.model):
+            return f"results differ by {off:.2g} of the spread in {rows} rows"
+    return None
+
+
+def _stepped(own: Forward, memory: Layers) -> Any:
+    found = []
+    for i in range(TRIED):
+        memory.begin([1] * memory.num_rows, in_place=True)
+        found.append(own(mx.array([[3 + i]] * memory.num_rows), memory))
+        memory.end()
+        mx.eval(found)
+    return mx.concatenate(found, axis=1)
+
+
+def _primed(model: Any, caps: Caps, rows: int) -> Layers:
+    """Some tokens in every layer, a few more of them in each row."""
+    memories = []
+    for row in range(rows):
+        memories.append(new_layers(model, caps))
+        forward(model, [[(7 * i + row) % min(50, caps.vocab_size) for i in range(TRIAL + row)]], memories[-1])
+        mx.eval(memories[-1].arrays())
+    for other in memories[1:]:
+        memories[0].join(other)
+    return memories[0]
