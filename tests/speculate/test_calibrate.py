@@ -11,6 +11,7 @@ import pytest
 from tests.fakes import HashModel
 from tests.tiny import GOOD, VOCAB, tiny
 from treadle.cache.layers import Layers
+from treadle.engine.compiled import Forward
 from treadle.models.capabilities import forward, new_layers
 from treadle.speculate import calibrate as module
 from treadle.speculate.calibrate import WIDTHS, calibrate
@@ -19,7 +20,7 @@ from treadle.speculate.calibrate import WIDTHS, calibrate
 @pytest.mark.parametrize("name", GOOD)
 def test_a_float32_model_wobbles_by_rounding_only(name: str) -> None:
     model, caps = tiny(name)
-    found = calibrate(model, VOCAB, partial(new_layers, model, caps))
+    found = calibrate(Forward(model), VOCAB, partial(new_layers, model, caps))
     assert 0 <= found.noise < 1e-3
     assert all(found.cost.known(width) for width in (1, *WIDTHS))
     assert all(found.cost.seconds(width) for width in WIDTHS)
@@ -29,7 +30,7 @@ def test_a_float32_model_wobbles_by_rounding_only(name: str) -> None:
 def test_a_model_of_whole_numbers_does_not_wobble_at_all(kinds: tuple[str, ...]) -> None:
     """A step that read a row it should not have would show as noise."""
     model = HashModel(kinds)
-    assert calibrate(model, model.caps.vocab_size, partial(new_layers, model, model.caps)).noise == 0
+    assert calibrate(Forward(model), model.caps.vocab_size, partial(new_layers, model, model.caps)).noise == 0
 
 
 @pytest.mark.parametrize("batches", [False, True])
@@ -43,7 +44,7 @@ def test_layers_are_as_after_the_prompt_alone(name: str, batches: bool) -> None:
         return made[-1]
 
     rows = max(module.BATCHES) if batches else 1
-    calibrate(model, VOCAB, layers, batches)
+    calibrate(Forward(model), VOCAB, layers, batches)
     assert len(made) == rows and made[0].lengths == [module.PROMPT] * rows
     ids = [(7 * i * i + 3 * i + 1) % VOCAB for i in range(module.PROMPT)]
     fresh = new_layers(model, caps)
@@ -56,5 +57,5 @@ def test_layers_are_as_after_the_prompt_alone(name: str, batches: bool) -> None:
 def test_no_new_width_is_begun_when_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
     model: Any = HashModel()
     monkeypatch.setattr(module, "BUDGET_S", -1.0)
-    found = calibrate(model, model.caps.vocab_size, partial(new_layers, model, model.caps))
+    found = calibrate(Forward(model), model.caps.vocab_size, partial(new_layers, model, model.caps))
     assert found.cost.known(1) and not any(found.cost.known(width) for width in WIDTHS)

@@ -104,7 +104,8 @@ class Stage:
         self._store = Store(Settings(Budget(2**40), 2**62))
         self._new_layers = partial(new_layers, subject.model, subject.caps)
         batches = subject.caps.batching is Batching.RAGGED
-        measured = calibrate(self.model, subject.caps.vocab_size, self._new_layers, batches)
+        with self._forward.at_once():
+            measured = calibrate(self._forward, subject.caps.vocab_size, self._new_layers, batches)
         self.calibration = Calibration(measured.noise if noise is None else noise, measured.cost)
 
     def scripted(self, right: float | None, truth: Sequence[int]) -> Speculation:

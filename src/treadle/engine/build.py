@@ -47,6 +47,7 @@ def build_loop(
     counters: SpeculationCounters | None = None,
 ) -> Loop:
     """The loop of one model. `store` keeps its computed prefixes; None keeps none. `counters`: from an earlier load."""
+    forward = _forward(loaded, config)
     return Loop(
         loaded.model,
         loaded.caps,
@@ -55,10 +56,10 @@ def build_loop(
         ledger,
         Reuse(store, loaded.caps, config.checkpoint_every, loaded.revision, packs=not stays_exact(config.kv_bits)),
         grammars=partial(grammars_of, loaded.tokenizer, loaded.caps.vocab_size, loaded.stop_ids),
-        speculation=_speculation(loaded, config, store, counters),
+        speculation=_speculation(loaded, config, store, counters, forward),
         sight=None if loaded.reader is None else Sight(loaded.model, int(config.image_cache_mb * 2**20), ledger),
         skim=None if loaded.skimmer is None else _skim(loaded, loaded.skimmer, config, store, ledger),
-        forward=_forward(loaded, config),
+        forward=forward,
     )
 
 
@@ -67,11 +68,15 @@ def _forward(loaded: LoadedModel, config: Config) -> Forward:
 
 
 def _speculation(
-    loaded: LoadedModel, config: Config, store: Store | None, counters: SpeculationCounters | None
+    loaded: LoadedModel,
+    config: Config,
+    store: Store | None,
+    counters: SpeculationCounters | None,
+    forward: Forward,
 ) -> Speculation | None:
     if config.speculation == "off" or not can_go_back(loaded.caps):
         return None
-    measure = partial(_costs, loaded)
+    measure = partial(_costs, loaded, forward)
     kept = loaded.calibration
     costs = measure() if kept is None else kept.steps(str(loaded.caps.kv), measure)
     draft = loaded.draft
@@ -87,10 +92,11 @@ def _speculation(
     )
 
 
-def _costs(loaded: LoadedModel) -> StepCosts:
+def _costs(loaded: LoadedModel, forward: Forward) -> StepCosts:
     caps = loaded.caps
     batches = caps.batching is Batching.RAGGED
-    found = calibrate(loaded.model, caps.vocab_size, partial(new_layers, loaded.model, caps), batches)
+    with forward.at_once():
+        found = calibrate(forward, caps.vocab_size, partial(new_layers, loaded.model, caps), batches)
     return StepCosts(found.noise, *found.cost.observed())
 
 

@@ -11,6 +11,8 @@ import logging
 import math
 import time
 from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -34,7 +36,7 @@ WIDTHS = (1, 2, 4, 8, 16)  # tokens per row of compiled steps: checked steps are
 EARLY = 3  # steps of a kind that are built one by one before it is traced
 GRACE_S = 1.0
 TRIAL = 20  # tokens before the steps that are compared
-TRIED = EARLY + 2  # of these steps, so that the last ones are compiled
+TRIED = 2  # of these steps
 
 
 @dataclass(slots=True)
@@ -57,6 +59,7 @@ class Forward:
         self.compiled = compiled
         self.saves_s = saves_s
         self._balance_s = GRACE_S
+        self._early = EARLY
         self._traces: OrderedDict[Any, _Trace] = OrderedDict()
         self._layers: Layers | None = None
 
@@ -74,6 +77,15 @@ class Forward:
     def use(self, compiled: bool) -> None:
         self.compiled = compiled
 
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """Trace each step that can be, however seldom it comes: for trials and measurements."""
+        self._early = 0
+        try:
+            yield
+        finally:
+            self._early = EARLY
+
     def _run(self, trace: _Trace, ids: Any, layers: Layers, frame: Frame) -> Any:
         fresh, began = trace.run is None, time.perf_counter()
         if fresh:
@@ -83,7 +95,8 @@ class Forward:
             logits, *changed = trace.run(ids, *frame.arrays)
         finally:
             self._layers = None
-        self._balance_s += began - time.perf_counter() if fresh else self.saves_s
+        if self._early:
+            self._balance_s += began - time.perf_counter() if fresh else self.saves_s
         for number, array in zip(trace.changed, changed, strict=True):
             row = layers.rows[number // 2]
             if number % 2:
@@ -102,7 +115,7 @@ class Forward:
                 self._traces.popitem(last=False)
         self._traces.move_to_end(key)
         trace.seen += 1
-        early = trace.seen <= EARLY or self._balance_s < 0
+        early = self._early and (trace.seen <= self._early or self._balance_s < 0)
         return None if trace.run is None and early else trace
 
     def _body(self, trace: _Trace, frame: Frame) -> Any:
@@ -129,18 +142,23 @@ def forward_of(model: Any, caps: Caps, backend: Backend, mode: str) -> Forward:
     found = Forward(model)
     if mode == "off" or (mode == "auto" and backend == "cpu") or not caps.kv.exact:
         return found
+    with found.at_once():
+        _choose(found, caps, mode)
+    return found
+
+
+def _choose(found: Forward, caps: Caps, mode: str) -> None:
     if (fault := _fault(found, caps)) is not None:
         log.info("Steps are built one by one: compiled as a whole, %s.", fault)
-        return found
-    memory = _primed(model, caps, 1)
+        return
+    memory = _primed(found.model, caps, 1)
     if mode == "auto":
         built, compiled = by_turns(found.use, partial(turn, found, memory))
         log.info("A step built one by one takes %.2f ms, and %.2f compiled as a whole.", 1e3 * built, 1e3 * compiled)
         if compiled >= built:
-            return found
+            return
         found.saves_s = built - compiled
     found.use(True)
-    return found
 
 
 def _fault(own: Forward, caps: Caps) -> str | None:

@@ -21,6 +21,7 @@ from treadle.speculate.cost import CostTable
 PROMPT = 32  # tokens before the measured ones
 WIDTHS = (2, 3, 4, 5, 6, 8, 12, 16)
 BATCHES = (2, 4)  # rows of as many tokens as the widest of these; without batches one row stands for them
+Forward = Callable[[Any, Layers], Any]
 SAFETY = 2.0  # two logits may move in opposite directions
 BUDGET_S = 3.0  # no new width is begun after so long
 
@@ -33,13 +34,16 @@ class Calibration:
     cost: CostTable = field(default_factory=CostTable)
 
 
-def calibrate(model: Any, vocab_size: int, new_layers: Callable[[], Layers], batches: bool = True) -> Calibration:
-    """Some 40 small steps. Costs of larger batches are learnt in use. `batches`: whether rows can decode together."""
+def calibrate(forward: Forward, vocab_size: int, new_layers: Callable[[], Layers], batches: bool = True) -> Calibration:
+    """Some 40 small steps. Costs of larger batches are learnt in use. `batches`: whether rows can decode together.
+
+    `forward`: logits [rows, n, vocab_size] of ids [rows, n] with such layers.
+    """
     widest = max(WIDTHS)
     ids = [(7 * i * i + 3 * i + 1) % vocab_size for i in range(PROMPT + widest * max(BATCHES))]
-    layers = _prompted(model, new_layers, ids)
+    layers = _prompted(forward, new_layers, ids)
     began = time.perf_counter()
-    singles = _singles(model, layers, ids[PROMPT : PROMPT + widest])
+    singles = _singles(forward, layers, ids[PROMPT : PROMPT + widest])
     cost, noise = CostTable(), 0.0
     cost.observe(1, singles[1], warm=True)
     sizes = [(1, width) for width in WIDTHS]
@@ -48,44 +52,44 @@ def calibrate(model: Any, vocab_size: int, new_layers: Callable[[], Layers], bat
         if time.perf_counter() - began > BUDGET_S:
             break
         for _ in range(layers.num_rows, rows):
-            layers.join(_prompted(model, new_layers, ids))
+            layers.join(_prompted(forward, new_layers, ids))
         fed = [ids[PROMPT : PROMPT + width]] * rows
-        _undone(model, layers, fed)  # the first of a size also builds its kernels
-        logits, seconds = _undone(model, layers, fed)
+        _undone(forward, layers, fed)  # the first of a size also builds its kernels
+        logits, seconds = _undone(forward, layers, fed)
         cost.observe(rows * width, seconds, warm=True)
         both = min(width, widest)
         noise = max(noise, float(np.abs(np.array(logits[:, :both] - singles[0][:, :both])).max()))
     return Calibration(SAFETY * noise, cost)
 
 
-def _prompted(model: Any, new_layers: Callable[[], Layers], ids: list[int]) -> Layers:
+def _prompted(forward: Forward, new_layers: Callable[[], Layers], ids: list[int]) -> Layers:
     layers = new_layers()
-    _step(model, layers, [ids[:PROMPT]])
+    _step(forward, layers, [ids[:PROMPT]])
     return layers
 
 
-def _singles(model: Any, layers: Layers, ids: list[int]) -> tuple[Any, float]:
+def _singles(forward: Forward, layers: Layers, ids: list[int]) -> tuple[Any, float]:
     """Logits [1, len(ids), vocab] of single steps, and the seconds of the quicker half; nothing of them stays."""
     states, logits, times = layers.states_now(), [], []
     for id in ids:
         began = time.perf_counter()
-        logits.append(_step(model, layers, [[id]]))
+        logits.append(_step(forward, layers, [[id]]))
         times.append(time.perf_counter() - began)
     layers.go_back(states, {0: len(ids)})
     return mx.concatenate(logits, axis=1), sorted(times)[len(times) // 2]
 
 
-def _undone(model: Any, layers: Layers, ids: list[list[int]]) -> tuple[Any, float]:
+def _undone(forward: Forward, layers: Layers, ids: list[list[int]]) -> tuple[Any, float]:
     states, began = layers.states_now(), time.perf_counter()
-    logits = _step(model, layers, ids)
+    logits = _step(forward, layers, ids)
     seconds = time.perf_counter() - began
     layers.go_back(states, {row: len(fed) for row, fed in enumerate(ids)})
     return logits, seconds
 
 
-def _step(model: Any, layers: Layers, ids: list[list[int]]) -> Any:
+def _step(forward: Forward, layers: Layers, ids: list[list[int]]) -> Any:
     layers.begin([len(fed) for fed in ids], in_place=True)
-    logits = model(on_device(ids, mx.int32), cache=layers.caches).astype(mx.float32)
+    logits = forward(on_device(ids, mx.int32), layers).astype(mx.float32)
     layers.end()
     mx.eval(logits, layers.arrays())
     return logits
