@@ -54,8 +54,9 @@ def test_layers_are_as_after_the_prompt_alone(name: str, batches: bool) -> None:
     np.testing.assert_allclose(after, expected.repeat(rows, axis=0), atol=1e-4)
 
 
-def test_no_new_width_is_begun_when_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("limit", ["BUDGET_S", "MOST_S"])
+def test_no_new_width_is_begun_when_time_is_up(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model: Any = HashModel()
-    monkeypatch.setattr(module, "BUDGET_S", -1.0)
+    monkeypatch.setattr(module, limit, -1.0)
     found = calibrate(Forward(model), model.caps.vocab_size, partial(new_layers, model, model.caps))
     assert found.cost.known(1) and not any(found.cost.known(width) for width in WIDTHS)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from treadle.speculate.control import ALLOWANCE, GRACE, PROBE_EVERY, WARM_UP, Control, Source
+from treadle.speculate.control import ALLOWANCE, GRACE, PROBE_EVERY, WARM_UP, Control, Source, may_pay
 from treadle.speculate.cost import MOST_WIDTH, CostTable
 
 LIMIT = 16
@@ -299,3 +299,13 @@ def test_a_round_that_was_not_asked_for_is_refused():
     control.want(Source.LOOKUP, 8, 1, table("flat"), 4)
     with pytest.raises(ValueError, match="cannot be accepted"):
         control.settled(Source.LOOKUP, 4, 5)
+
+
+@pytest.mark.parametrize(("seconds", "expected"), [(1.0, True), (15.0, True), (17.0, False)])
+def test_drafts_may_pay_unless_steps_cost_more_than_all_they_could_make(seconds: float, expected: bool) -> None:
+    cost = CostTable.of(dict.fromkeys((2, 64, 256), seconds), {4: 1.0})
+    assert may_pay(4, cost, 15, True) is expected
+    assert not may_pay(5, cost, 15, True), "plain steps of so many rows are not known"
+    for _ in range(9):
+        cost.observe(64, 1.0)
+    assert may_pay(4, cost, 15, True), "what changes is reckoned anew"

@@ -17,7 +17,7 @@ from treadle.engine.following import Following
 from treadle.engine.group import Flight, Group
 from treadle.engine.sequence import Found, Sequence
 from treadle.speculate.accept import Verdict, judge
-from treadle.speculate.control import PROBE_EVERY, WARM_UP, Source
+from treadle.speculate.control import PROBE_EVERY, WARM_UP, Source, may_pay
 from treadle.speculate.cost import CostTable
 from treadle.speculate.experience import Experience
 from treadle.speculate.lookup import Proposal, RecentReplies
@@ -194,7 +194,8 @@ class Speculation:
         """Whether drafts may be made now. What plain steps cost is measured again when it was not for long."""
         if len(group.rows) > 1 and self._caps.batching is not Batching.RAGGED:
             return False
-        return not self._cost_of(group.rows).plain_due(len(group.rows))
+        cost, num_rows = self._cost_of(group.rows), len(group.rows)
+        return not cost.plain_due(num_rows) and may_pay(num_rows, cost, MOST_DRAFTS, not self._recurrent)
 
     def _cost_of(self, rows: Several[Sequence]) -> CostTable:
         """Rows held in another way than the model's have prices of their own, which begin as those of the model's."""

@@ -23,7 +23,8 @@ WIDTHS = (2, 3, 4, 5, 6, 8, 12, 16)
 BATCHES = (2, 4)  # rows of as many tokens as the widest of these; without batches one row stands for them
 Forward = Callable[[Any, Layers], Any]
 SAFETY = 2.0  # two logits may move in opposite directions
-BUDGET_S = 3.0  # no new width is begun after so long
+BUDGET_S = 3.0  # no new width is begun after steps of so long, not counting what kernels take to be built
+MOST_S = 8.0  # or after so long in any case
 
 
 @dataclass(frozen=True)
@@ -42,14 +43,14 @@ def calibrate(forward: Forward, vocab_size: int, new_layers: Callable[[], Layers
     widest = max(WIDTHS)
     ids = [(7 * i * i + 3 * i + 1) % vocab_size for i in range(PROMPT + widest * max(BATCHES))]
     layers = _prompted(forward, new_layers, ids)
-    began = time.perf_counter()
     singles = _singles(forward, layers, ids[PROMPT : PROMPT + widest])
     cost, noise = CostTable(), 0.0
     cost.observe(1, singles[1], warm=True)
     sizes = [(1, width) for width in WIDTHS]
     sizes += [(rows, widest) if batches else (1, rows * widest) for rows in BATCHES]
+    began, spent = time.perf_counter(), len(singles[0][0]) * singles[1]
     for rows, width in sizes:
-        if time.perf_counter() - began > BUDGET_S:
+        if spent > BUDGET_S or time.perf_counter() - began > MOST_S:
             break
         for _ in range(layers.num_rows, rows):
             layers.join(_prompted(forward, new_layers, ids))
@@ -57,6 +58,7 @@ def calibrate(forward: Forward, vocab_size: int, new_layers: Callable[[], Layers
         _undone(forward, layers, fed)  # the first of a size also builds its kernels
         logits, seconds = _undone(forward, layers, fed)
         cost.observe(rows * width, seconds, warm=True)
+        spent += 2 * seconds
         both = min(width, widest)
         noise = max(noise, float(np.abs(np.array(logits[:, :both] - singles[0][:, :both])).max()))
     return Calibration(SAFETY * noise, cost)

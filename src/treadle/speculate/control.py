@@ -204,6 +204,16 @@ class Control:
         return min(paying, key=lambda offer: offer.ratio) if paying else None
 
 
+def may_pay(rows: int, cost: CostTable, limit: int, padded: bool) -> bool:
+    """Whether drafts of all rows pay if all of them are accepted; if not, nobody need be asked for any."""
+
+    def found() -> tuple[bool]:  # what is remembered is never None
+        offers = _priced(rows, cost, limit, 0.0, 1.0, padded)
+        return (any(offer.rate(offer.drafts) >= 1 + MIN_GAIN for offer in offers),)
+
+    return cost.memo(("may pay", rows, limit, padded), found)[0]
+
+
 def _offers(rows: int, cost: CostTable, limit: int, draft_s: float, share: float, padded: bool) -> tuple[_Offer, ...]:
     """What each number of drafts costs; none while plain steps of so many rows are not known."""
     if draft_s:  # a price of each moment
