@@ -65,7 +65,7 @@ class Config:
     specprefill: bool = True  # leave a part of long prompts out without being asked to; False: only where asked
     specprefill_threshold: int = 8192  # tokens without cached rows beyond which that is done
     specprefill_keep_pct: float = 0.3  # share of these tokens that is computed
-    compile: str = "auto"  # auto (where it is faster) | on | off: few operations for few tokens, steps compiled as a whole
+    compile: str = "auto"  # auto (where faster) | on | off: steps of few tokens in few operations, compiled as a whole
     allow_image_urls: bool = False  # fetch images from http(s) addresses of the internet
     image_max_mp: float = 8.0  # megapixels; larger images are scaled down before the model's own processor sees them
     image_cache_mb: float = 256.0  # encoded images that are remembered on the device

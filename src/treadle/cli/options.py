@@ -50,7 +50,9 @@ SpecprefillThreshold = Annotated[int, typer.Option(help="Tokens that are not cac
 SpecprefillKeep = Annotated[float, typer.Option(help="Share of these tokens that is computed, up to 1.")]
 Compile = Annotated[
     str,
-    typer.Option(help="Let layers take few tokens in few operations: auto (where that is faster), on or off."),
+    typer.Option(
+        help="Compute steps of few tokens in few operations, compiled as a whole: auto (where faster), on or off."
+    ),
 ]
 CacheGb = Annotated[
     float | None,
