@@ -17,6 +17,7 @@ from tests.models.gguf_files import make, matrices, write_gguf
 from treadle import runtime
 from treadle.config import Config
 from treadle.engine import build
+from treadle.engine.compiled import Forward
 from treadle.engine.kv import formatted
 from treadle.models import calibration as module
 from treadle.models import capabilities, kv
@@ -183,7 +184,7 @@ def test_a_second_load_tries_and_measures_nothing(place: Path, tmp_path: Path, m
     for _ in range(2):
         monkeypatch.setattr(module, "_opened", {})
         loaded = formatted(load_model(source, None), config)
-        speculation = build._speculation(loaded, config, None, None)
+        speculation = build._speculation(loaded, config, None, None, Forward(loaded.model))
         assert speculation is not None
         found.append((loaded.caps, speculation.noise, speculation.cost.observed()))
     assert calls == ["describe", "_fault", "calibrate"]
@@ -198,7 +199,7 @@ def test_what_steps_were_seen_to_cost_is_known_at_the_next_load(place: Path, tmp
     loaded = load_model(source, None)
     kept = loaded.calibration
     assert kept is not None
-    speculation = build._speculation(loaded, Config(), None, None)
+    speculation = build._speculation(loaded, Config(), None, None, Forward(loaded.model))
     assert speculation is not None
     speculation.cost.observe_plain(3, 0.25)
     costs = StepCosts(speculation.noise, *speculation.cost.observed())
@@ -206,7 +207,7 @@ def test_what_steps_were_seen_to_cost_is_known_at_the_next_load(place: Path, tmp
     stored = read(kept.path)
     assert stored is not None and stored.steps["16"].plain == {3: 0.25}
     later = replace(loaded, calibration=CalibrationFile(kept.path, stored.key, "tiny"))
-    again = build._speculation(later, Config(), None, None)
+    again = build._speculation(later, Config(), None, None, Forward(later.model))
     assert again is not None and again.cost.plain(3) == 0.25
 
 

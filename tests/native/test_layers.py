@@ -36,6 +36,7 @@ runtime.prepare()
 import numpy as np
 from treadle.bench.drive import loop_of, run
 from treadle.bench.shapes import Subject
+from treadle.engine.compiled import Forward
 from treadle.models.load import load_model
 from treadle.models.sources import resolve
 from treadle.native import build

@@ -52,7 +52,7 @@ class Exporter:
         yield gauge("treadle_requests_waiting", "Requests in the queue.", read.engine.waiting)
         yield from _requests(read.counters)
         yield from _process(read.counters)
-        yield total("treadle_traces", "Functions of decoder layers that were compiled.", read.gauges.traces)
+        yield total("treadle_traces", "Functions that were compiled, of layers and of whole steps.", read.gauges.traces)
         yield from _memory(read.gauges, read.peak_bytes)
         if read.gauges.pressure is not None:
             yield from _pressure(read.gauges.pressure)

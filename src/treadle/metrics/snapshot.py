@@ -220,7 +220,7 @@ class Stats:
     pressure: PressureCard | None
     cache: CacheCard | None  # null: switched off
     speculation: Mapping[str, Mapping[str, Any]] | None  # by model: the snapshot of its `SpeculationCounters`
-    traces: int  # functions of decoder layers that were compiled, one for each number of rows; since the start
+    traces: int  # functions of layers and of whole steps that were compiled since the start
     totals: Totals
     latency: Latency
     live: list[LiveRequest]  # oldest first
