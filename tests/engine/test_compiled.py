@@ -82,6 +82,21 @@ def test_buffers_that_grow_and_longer_reaches_have_traces_of_their_own() -> None
     assert [made.index(n) for n in (1, 2, 3)] == [EARLY, 256 - 210 + EARLY, 512 - 210 + EARLY]
 
 
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("few", [False, True], ids=["as they are", "in few operations"])
+def test_layers_with_windows_have_smaller_buffers_than_those_without(few: bool, rows: int) -> None:
+    model, caps = built(FAMILIES["llama with windows"])
+    assert not few or compile_steps(model, "metal", "on")
+    found = []
+    for own in (Forward(model), Forward(model, True)):
+        layers = prefilled(model, caps, PROMPTS[0])
+        for prompt in PROMPTS[1:rows]:
+            layers.join(prefilled(model, caps, prompt))
+        found.append([stepped(own, layers, [[(7 * i + row) % 50] for row in range(rows)]) for i in range(1200)])
+    assert len({r.keys.shape[2] for r in layers.rows}) == 2
+    assert found[0] == found[1] and own.compiled
+
+
 def test_rows_join_leave_are_checked_and_taken_back() -> None:
     found = []
     model, caps = built(FAMILIES["llama with windows"])

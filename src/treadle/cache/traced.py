@@ -83,12 +83,15 @@ class Frame:
         if layers.states or layers.foreign or any(type(r) is not Rows or r.keys is None for r in layers.rows):
             return None
         kinds = list(layers.columns.values())
-        width = min((r.keys.shape[2] for r in layers.rows), default=0)
-        facts = [_facts(columns, width) for columns in kinds]
-        if not width or any(fact is None for fact in facts):
+        widths = [min((r.keys.shape[2] for r in layers.rows if r.columns is columns), default=0) for columns in kinds]
+        facts = [_facts(columns, width) for columns, width in zip(kinds, widths, strict=True)]
+        if not facts or any(fact is None for fact in facts):
             return None
         told = [a for fact in facts if fact is not None for a in fact]
-        ends = (min(bucket(columns.read_to), table.shape[1]) for columns, table in zip(kinds, told[1::2], strict=True))
+        ends = [
+            min(bucket(columns.read_to), table.shape[1], width)
+            for columns, table, width in zip(kinds, told[1::2], widths, strict=True)
+        ]
         key = tuple((columns.window, end, columns.in_place) for columns, end in zip(kinds, ends, strict=True))
         return cls(key, (*told, *(a for r in layers.rows for a in (r.keys, r.values))))
 
