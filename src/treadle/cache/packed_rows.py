@@ -160,8 +160,10 @@ class PackedRows(Rows):
         return 0  # columns hold recent tokens only
 
     def in_place(self, dtype: Any) -> tuple[Any, Any, Any] | None:
+        """Only where nothing but attention that reads packed rows by itself, and so needs the queries, reads these."""
         late = self.columns.recent < self.columns.step  # what is due now may be among the rows of this step
-        return None if late else super().in_place(dtype)
+        copied = self.columns.read_packed > 0 and self.columns.step not in self._asked
+        return None if late or copied else super().in_place(dtype)
 
     def written(self) -> tuple[Any, Any]:
         for due in self.columns.due():

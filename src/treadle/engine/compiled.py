@@ -89,7 +89,7 @@ class Forward:
     def _run(self, trace: _Trace, ids: Any, layers: Layers, frame: Frame) -> Any:
         fresh, began = trace.run is None, time.perf_counter()
         if fresh:
-            trace.run = mx.compile(self._body(trace, frame))
+            trace.run = mx.compile(self._body(trace, Frame(frame.key, ())))  # or it would hold these buffers
         self._layers = layers
         try:
             logits, *changed = trace.run(ids, *frame.arrays)

@@ -94,7 +94,7 @@ class DraftModel(Generic[K]):
         return {key: tuple(line) for key, line in zip(self.keys, made, strict=True)}
 
     def _step(self, layers: Layers, ids: Any, counts: list[int]) -> Any:
-        layers.begin(counts, in_place=True)  # each step is fed what the one before it gave
+        layers.begin(counts)  # not in place: buffers may grow before the step in front is evaluated
         logits = self.forward(ids, layers)
         layers.end()
         return logits
