@@ -11,8 +11,9 @@ import pytest
 
 from tests.models.test_blocks import FAMILIES
 from tests.tiny import CONFIGS, built
+from treadle.cache.columns import SoloColumns
 from treadle.cache.geometry import STEP, bucket
-from treadle.cache.layers import Layers
+from treadle.cache.layers import Layers, Rows
 from treadle.cache.traced import Frame
 from treadle.engine import compiled
 from treadle.engine.compiled import EARLY, Forward, forward_of
@@ -229,3 +230,17 @@ def test_buckets_are_few_and_waste_little() -> None:
     assert all(n <= size < max(n + STEP, 1.5 * n) for n, size in enumerate(sizes, 1))
     assert len(set(sizes)) < 25
     assert all(size % STEP == 0 for size in sizes)
+
+
+@pytest.mark.parametrize("tokens", [5, STEP])
+def test_what_is_read_from_a_buffer_shares_no_memory_with_it(tokens: int) -> None:
+    """Kernels write rows in place; one head, or all columns, would make a slice a view."""
+    rows = Rows(SoloColumns(None))
+    rows.columns.begin([tokens])
+    rows.update_and_fetch(*[mx.ones((1, 1, tokens, 8))] * 2)
+    rows.columns.end()
+    mx.eval(rows.arrays())
+    kept = rows.read(0, 0, tokens)
+    mx.eval(kept)
+    np.array(rows.keys, copy=False)[:] = 7
+    assert (np.array(kept[0]) == 1).all()

@@ -110,7 +110,7 @@ class Subject:
     model: Any
     caps: Caps
     weight_bytes: int
-    forward: Forward  # of plain steps, as a server chooses it
+    forward: Forward  # of steps of few tokens, as a server chooses it
 
 
 def random_model(shape: str, bits: int | None, weights: Weights | None = None) -> Subject:

@@ -192,7 +192,10 @@ def cut_columns(buffer: Any, row: int, columns: NDArray[np.intp]) -> Any:
     n = len(columns)
     first = int(columns[0]) if n else 0
     if n == 0 or (int(columns[-1]) - first + 1 == n and (np.diff(columns) == 1).all()):
-        return mx.contiguous(line[:, :, first : first + n])
+        part = line[:, :, first : first + n]
+        if line.shape[1] == 1 or n == line.shape[2]:
+            part = part * mx.array(1, part.dtype)  # it is contiguous and would share the memory, see `in_place`
+        return mx.contiguous(part)
     return mx.contiguous(mx.take(line, mx.array(columns), axis=2))  # kernels read buffers as they lie in memory
 
 

@@ -327,7 +327,9 @@ def checked_kernels(heads: Heads, size: int, width: int, dtype: Any) -> Plain:
     """
     if dtype not in ROUNDING:
         return Plain()
-    usable = tuple(name for name in KERNELS if _agrees(name, heads, size, width, dtype))
+    # In float32 attention is MLX's, which may copy keys without waiting for the kernel that writes them.
+    names = [name for name in KERNELS if name != HEADS_INTO or dtype != mx.float32]
+    usable = tuple(name for name in names if _agrees(name, heads, size, width, dtype))
     return Kernels(usable) if usable else Plain()
 
 

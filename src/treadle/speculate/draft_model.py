@@ -86,15 +86,21 @@ class DraftModel(Generic[K]):
         positions = [known + size for known, size in zip(layers.lengths, sizes, strict=True)]
         logits = self._step(layers, on_device(ids, mx.int32), sizes)
         last = logits[mx.arange(len(sizes)), on_device([size - 1 for size in sizes], mx.int32)]
-        drawn = [self.sampler.draw(last, positions).tokens]
+        drawn = [self._started(last, positions)]
         for i in range(1, count):
             logits = self._step(layers, drawn[-1][:, None], [1] * len(sizes))
-            drawn.append(self.sampler.draw(logits[:, -1], [p + i for p in positions]).tokens)
+            drawn.append(self._started(logits[:, -1], [p + i for p in positions]))
         made: Any = mx.stack(drawn, axis=1).tolist()
         return {key: tuple(line) for key, line in zip(self.keys, made, strict=True)}
 
+    def _started(self, logits: Any, positions: list[int]) -> Any:
+        """The tokens drawn, lazy, but under way: the next step may let buffers grow, which copies what was written."""
+        tokens = self.sampler.draw(logits, positions).tokens
+        mx.async_eval(tokens)  # type: ignore[no-untyped-call]
+        return tokens
+
     def _step(self, layers: Layers, ids: Any, counts: list[int]) -> Any:
-        layers.begin(counts)  # not in place: buffers may grow before the step in front is evaluated
+        layers.begin(counts, in_place=True)
         logits = self.forward(ids, layers)
         layers.end()
         return logits
