@@ -91,6 +91,23 @@ static unsigned int less_1024(unsigned int pair) {
     auto one = [](unsigned int bits) { return float16(float(float16::of(bits)) - 1024.0f).bits; };
     return one(pair & 0xffff) | unsigned(one(pair >> 16)) << 16;
 }
+template <bool BF16> static unsigned int fma_of_pairs(unsigned int a, unsigned int b, unsigned int c) {
+    auto one = [&](int by) {
+        auto number = [&](unsigned int pair) {
+            const uint16_t bits = pair >> by;
+            return BF16 ? float(bfloat::of(bits)) : float(float16::of(bits));
+        };
+        const float found = std::fma(number(a), number(b), number(c));
+        return unsigned(BF16 ? bfloat(found).bits : float16(found).bits) << by;
+    };
+    return one(0) | one(16);
+}
+static uint4 dynamic_memory[256 * 1024 / 16];
+static uint4* shared_pieces() { return dynamic_memory; }
+static void fetch_piece(uint4* to, const void* from, bool there) { there ? *to = *(const uint4*)from : *to = {}; }
+static void fetch_pair(void* to, const void* from, bool there) { memset(to, 0, 4); if (there) memcpy(to, from, 4); }
+static void end_stage() {}
+template <int> static void wait_for_all_but() {}
 #define __expf std::exp
 using std::fmaxf;
 static float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
@@ -136,6 +153,7 @@ def compiled(inputs_of: Sequence[str], outputs_of: Sequence[str], source: str, f
         threadgroup: tuple[int, int, int],
         output_shapes: list[tuple[int, ...]],
         output_dtypes: list[Any],
+        shared_memory: int = 0,
     ) -> list[Any]:
         arguments = [*zip(inputs_of, (a.dtype for a in inputs), strict=True)]
         arguments += zip(outputs_of, output_dtypes, strict=True)

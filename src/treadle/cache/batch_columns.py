@@ -44,6 +44,7 @@ class BatchColumns:
         self._begun = 0  # the column in which the last step began
         self._device: Any = None  # the table on the device, right for columns below `_clean`
         self._clean, self._sent = 0, False  # and whether this step's tokens are there
+        self._told_to = 0  # the end of the columns that hold a token there
         self._masks: dict[tuple[int, int | None, Any], Any] = {}
         self._limits: dict[int | None, Any] = {}
         self._gaps: list[int] = []
@@ -255,13 +256,14 @@ class BatchColumns:
         return on_device([self.read_to, window or 0], mx.int32)
 
     def shown(self) -> Any:
-        """The table on the device. Only columns that changed since the last step travel."""
-        end = self.read_to
+        """The table on the device. Only columns that changed since the last step travel: few go with a launch."""
+        end = self.index + self._width
+        changed = max(end, self._told_to)
         if self._device is None or self._device.shape != self.table.shape:
             self._device = on_device(self.table, mx.int32)
-        elif self._clean < end and not self._sent:
-            self._device[:, self._clean : end] = on_device(self.table[:, self._clean : end], mx.int32)
-        self._clean, self._sent = self.index + self._width, True  # what lies beyond is written by steps to come
+        elif self._clean < changed and not self._sent:
+            self._device[:, self._clean : changed] = on_device(self.table[:, self._clean : changed], mx.int32)
+        self._clean, self._told_to, self._sent = end, end, True
         return self._device
 
     def _ensure(self, columns: int) -> None:

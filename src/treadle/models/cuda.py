@@ -104,8 +104,10 @@ class Kernel:
         threadgroup: tuple[int, int, int],
         output_shapes: Sequence[tuple[int, ...]],
         output_dtypes: Sequence[Any],
+        shared_memory: int = 0,
     ) -> list[Any]:
-        places = {"grid": grid, "threadgroup": threadgroup}
+        """`shared_memory`: bytes of it that a source asks for by `extern __shared__`."""
+        places = {"grid": grid, "threadgroup": threadgroup, "shared_memory": shared_memory}
         results = {"output_shapes": output_shapes, "output_dtypes": output_dtypes}
         compiler = nvrtc()
         if compiler is None or any(kind not in TYPES for kind in (*(a.dtype for a in inputs), *output_dtypes)):
