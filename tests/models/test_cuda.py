@@ -11,10 +11,10 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from treadle.models import cuda, few_queries, few_rows, gemv, kernels, upload
+from treadle.models import cuda, few_queries, gemv, kernels, packed_gemm, packed_gemv, upload
 from treadle.models.around import Around
 from treadle.models.cuda import Kernel, Nvrtc
-from treadle.models.few_rows import Form
+from treadle.models.packed_gemv import Form
 
 
 class Compiler:
@@ -169,7 +169,10 @@ def launches(dtype: Any) -> dict[str, Callable[[], Any]]:
 
     def packed(bits: int, size: int, around: Around, x: Any, *more: Any) -> Any:
         weights = mx.quantize(dense, group_size=size, bits=bits)
-        return few_rows.launch(Form(size, bits), around, 1e-6, x, *weights, *more)
+        form = Form(size, bits)
+        if x.shape[0] == 1:
+            return packed_gemv.launch(form, around, 1e-6, x, *weights, *more)
+        return packed_gemm.launch(form, around, x, *weights, *more)
 
     def heads(freqs: Any, normed: bool, into: Any = None) -> Any:
         stacked = mx.zeros((3, 6 * 64), dtype)

@@ -12,9 +12,10 @@ import mlx.nn as nn
 import pytest
 
 from tests.models.cuda_host import COMPILER, compiled
-from treadle.models import few_rows, gemv, linear, products
+from treadle.models import gemv, linear, packed_gemm, packed_gemv, products
 from treadle.models.around import Around
-from treadle.models.few_rows import Form
+from treadle.models.packed_gemm import Block
+from treadle.models.packed_gemv import Form
 
 AROUND = [
     Around(),
@@ -36,11 +37,12 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     def dense(around: Around) -> Any:
         return compiled(around.inputs("w"), ["out"], gemv.source_of(around), tmp_path)
 
-    def packed(around: Around) -> Any:
-        return compiled(around.inputs("w", "scales", "biases"), ["out"], few_rows.source_of(around), tmp_path)
+    def packed(module: Any, around: Around) -> Any:
+        return compiled(around.inputs("w", "scales", "biases"), ["out"], module.source_of(around), tmp_path)
 
     monkeypatch.setattr(gemv, "kernel", dense)
-    monkeypatch.setattr(few_rows, "kernel", packed)
+    monkeypatch.setattr(packed_gemv, "kernel", partial(packed, packed_gemv))
+    monkeypatch.setattr(packed_gemm, "kernel", partial(packed, packed_gemm))
     monkeypatch.setattr(
         products, "_compiled", lambda form, around, eps, *_: partial(products._launch, form, around, eps)
     )
@@ -78,23 +80,50 @@ def test_several_rows_meet_packed_weights(form: Form, around: Around, host: None
 
 
 @needs_compiler
-@pytest.mark.parametrize("rows", [8, 13, 35])
+@pytest.mark.parametrize("rows", [2, 8, 13, 35, 70])
 def test_many_rows_take_more_tiles_or_blocks(rows: int, host: None) -> None:
-    assert products._off(Form(64, 4), mx.bfloat16, Around(), rows, 38, 384) < products.ROUNDING[mx.bfloat16]
+    for dtype in (mx.bfloat16, mx.float16):
+        assert products._off(Form(64, 4), dtype, Around(), rows, 38, 384) < products.ROUNDING[dtype]
 
 
 @needs_compiler
 @pytest.mark.parametrize("block", [(1, 2), (1, 4), (2, 4), (4, 2)], ids=str)
-@pytest.mark.parametrize("rows", [1, 11])
-def test_a_block_may_have_any_measures(
-    block: tuple[int, int], rows: int, host: None, monkeypatch: pytest.MonkeyPatch
+def test_a_block_for_one_row_may_have_any_measures(
+    block: tuple[int, int], host: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(few_rows, "_block", lambda outputs, gated, row_tiles: block)
+    monkeypatch.setattr(packed_gemv, "_block", lambda outputs, gated: block)
     for inputs in (64, 256, 1984):  # fewer pieces than warps, and a last one that is not whole
         assert (
-            products._off(Form(64, 4), mx.bfloat16, Around(bias=True), rows, 150, inputs)
-            < products.ROUNDING[mx.bfloat16]
+            products._off(Form(64, 4), mx.bfloat16, Around(bias=True), 1, 150, inputs) < products.ROUNDING[mx.bfloat16]
         )
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    "block", [Block(2, 2, 2, 2, 2), Block(2, 4, 1, 3, 3), Block(1, 8, 1, 1, 3), Block(2, 2, 1, 6, 3)], ids=str
+)
+@pytest.mark.parametrize("form", [Form(64, 4), Form(32, 8)], ids=str)
+def test_a_block_for_several_rows_may_have_any_measures(form: Form, block: Block, host: None) -> None:
+    for around, inputs in ((Around(bias=True), 64), (Around(gated=True), 256), (Around(bias=True, gated=True), 1984)):
+        off = products._off(form, mx.bfloat16, around, 11, 150, inputs, block)
+        assert off < products.ROUNDING[mx.bfloat16]
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+@pytest.mark.parametrize("number", [*packed_gemm.SHARED, "8.6", "12.0"])
+def test_blocks_fit_into_a_device_and_fill_it(form: Form, number: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    major, minor = map(int, number.split("."))
+    told = {"compute_capability_major": major, "compute_capability_minor": minor}
+    monkeypatch.setattr(mx, "device_info", lambda *_: told)
+    for rows in range(2, products.MOST_ROWS + 1):
+        for outputs in (96, 4096, 6144, 24576):
+            block = packed_gemm.block_for(form, outputs, rows)
+            assert block.shared_memory(form) <= packed_gemm.SHARED.get(number, packed_gemm.LEAST_SHARED)
+            assert block.ways * block.units * packed_gemm.UNIT >= 2 * form.group_size
+            held = packed_gemm.ROW_TILE * block.row_tiles
+            assert -rows % held < max(packed_gemm.ROW_TILE * 2, held / 2) or rows > held
+    tall = [packed_gemm.block_for(form, outputs, 8).tall for outputs in (4096, 24576)]
+    assert tall == [1, 2] or number not in packed_gemm.SHARED  # narrow blocks where there are few
 
 
 @needs_compiler
@@ -105,7 +134,7 @@ def test_a_layer_with_all_that_lies_around_it(packed: bool, bias: bool, host: No
     layer = nn.QuantizedLinear(128, 16, bias=bias, bits=4) if packed else nn.Linear(128, 16, bias=bias)
     layer.set_dtype(mx.bfloat16)
     x, norm, added = (mx.random.normal(shape).astype(mx.bfloat16) for shape in ((1, 1, 128), (128,), (1, 8)))
-    assert products.most_rows(layer) == (few_rows.MOST_ROWS if packed else 1)
+    assert products.most_rows(layer) == (products.MOST_ROWS if packed else 1)
     assert products.most_rows(layer, norm=True, gated=True, add=True) == 1
     assert mx.allclose(products.product(layer, x), layer(x), atol=2e-2)
     gate, up = mx.split(layer(mx.fast.rms_norm(x, norm, 1e-5)), 2, axis=-1)
@@ -166,7 +195,7 @@ def test_devices_without_the_instruction_have_no_kernel_for_packed_weights(monke
     monkeypatch.setattr(products, "_sound", lambda form, dtype, around, most, inputs: True)
     layer = nn.QuantizedLinear(256, 8, group_size=64, bits=4, bias=False)
     layer.set_dtype(mx.bfloat16)
-    for major, most in ((7, 0), (8, few_rows.MOST_ROWS)):
+    for major, most in ((7, 0), (8, products.MOST_ROWS)):
         told = {"compute_capability_major": major}
         monkeypatch.setattr(mx, "device_info", lambda *_, told=told: told)
         assert products.most_rows(layer) == most
@@ -188,10 +217,10 @@ def test_as_many_rows_as_the_kernel_takes_go_there(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_kernel_that_is_wrong_is_not_used(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    def nothing(form: Any, around: Any, eps: float, x: Any, *weights: Any) -> Any:
+    def nothing(form: Any, around: Any, eps: float, x: Any, *weights: Any, **_: Any) -> Any:
         return mx.zeros((x.shape[0], weights[0].shape[0]), x.dtype)
 
-    def no_number(form: Any, around: Any, eps: float, x: Any, *weights: Any) -> Any:
+    def no_number(form: Any, around: Any, eps: float, x: Any, *weights: Any, **_: Any) -> Any:
         return mx.full((x.shape[0], weights[0].shape[0]), mx.nan, x.dtype)
 
     def broken(form: Any, around: Any, eps: float, x: Any, *weights: Any) -> Any:

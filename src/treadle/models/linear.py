@@ -3,7 +3,7 @@
 A decode step hands [rows, 1, inputs] to every layer. MLX's quantised product treats the leading axis as a batch and
 reads the weights once per row; the same rows as one [rows, inputs] matrix read them once, from 8 rows on on CUDA.
 
-On CUDA, few rows have a kernel of ours (`few_rows.py`) where it knows the layer, and for more of them (a chunk of a
+On CUDA, few rows have kernels of ours (`products.py`) where they know the layer, and for more of them (a chunk of a
 prompt) weights are unpacked. Of a layer that is packed in another way, 2..7 rows cost more than 8 and are padded, and
 weights are unpacked from `UNPACK_FROM` rows on. Measured on an H100 on 2026-11-28 at 4 bits, packed / unpacked in ms:
 4096 -> 6144, 16 rows 0.039 / 0.119, 512 rows 0.262 / 0.157, 2,048 rows 0.869 / 0.309; 4096 -> 24576, 512 rows 0.861 /

@@ -1,6 +1,7 @@
 """Products of few rows by CUDA kernels, for the linear layers that they know. Engine thread only.
 
-Weights that are not packed have a kernel for one row (`gemv.py`), packed ones for up to `MOST_ROWS` (`few_rows.py`).
+Weights that are not packed have a kernel for one row (`gemv.py`), packed ones for one (`packed_gemv.py`) and for up to
+`MOST_ROWS` (`packed_gemm.py`).
 """
 
 from __future__ import annotations
@@ -13,18 +14,20 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from treadle.models import few_rows, gemv
+from treadle.models import gemv, packed_gemm, packed_gemv
 from treadle.models.around import MOST_NORMED, Around
-from treadle.models.few_rows import MOST_ROWS, Form
 from treadle.models.kernels import ROUNDING
+from treadle.models.packed_gemm import Block
+from treadle.models.packed_gemv import Form
 
 log = logging.getLogger("treadle.models")
 
 TYPES = (mx.bfloat16, mx.float16)
 BITS = (4, 8)
 GROUPS = (32, 64, 128)
-TRIAL_INPUTS, TRIAL_OUTPUTS, TRIAL_ROWS = 4160, 38, 19  # inputs: several times what the warps of a block take
-AMPERE = 8  # the first devices with the instruction of `few_rows.py`
+MOST_ROWS = 256  # unpacked weights are faster for more
+TRIAL_INPUTS, TRIAL_OUTPUTS, TRIAL_ROWS = 4352, 38, 19  # inputs: several times what the warps of a block take
+AMPERE = 8  # the first devices with the instruction of both
 
 
 def most_rows(layer: Any, norm: bool = False, gated: bool = False, add: bool = False) -> int:
@@ -73,8 +76,12 @@ def _compiled(form: Form | None, around: Around, eps: float, *shapes: Any) -> An
     return mx.compile(partial(_launch, form, around, eps))
 
 
-def _launch(form: Form | None, around: Around, eps: float, x: Any, *others: Any) -> Any:
-    return gemv.launch(around, eps, x, *others) if form is None else few_rows.launch(form, around, eps, x, *others)
+def _launch(form: Form | None, around: Around, eps: float, x: Any, *others: Any, block: Block | None = None) -> Any:
+    if form is None:
+        return gemv.launch(around, eps, x, *others)
+    if x.size == others[0].shape[1] * 32 // form.bits:
+        return packed_gemv.launch(form, around, eps, x, *others)
+    return packed_gemm.launch(form, around, x, *others, block=block)
 
 
 def _form(layer: Any) -> Form | None:
@@ -88,10 +95,13 @@ def _weights(layer: Any) -> list[Any]:
 
 @lru_cache(maxsize=32)
 def _sound(form: Form | None, dtype: Any, around: Around, most: int, inputs: int = TRIAL_INPUTS) -> bool:
-    """Whether a kernel can be built here and computes what MLX does, up to rounding, for up to `most` rows."""
-    tried = (1,) if most == 1 else (1, TRIAL_ROWS)
+    """Whether kernels can be built here and compute what MLX does, up to rounding, for up to `most` rows."""
     try:
-        worst = float(np.max([_off(form, dtype, around, rows, inputs=inputs) for rows in tried]))  # or NaN
+        off = [_off(form, dtype, around, 1, inputs=inputs)]
+        if form is not None and most > 1:
+            blocks = dict.fromkeys(packed_gemm.kinds(form, -(-TRIAL_ROWS // packed_gemm.ROW_TILE)))
+            off += [_off(form, dtype, around, TRIAL_ROWS, inputs=inputs, block=block) for block in blocks]
+        worst = float(np.max(off))  # or NaN
     except RuntimeError as error:
         log.warning(
             "The kernel for products of few rows cannot be built here, MLX's own is used: %s",
@@ -104,7 +114,13 @@ def _sound(form: Form | None, dtype: Any, around: Around, most: int, inputs: int
 
 
 def _off(
-    form: Form | None, dtype: Any, around: Around, rows: int, outputs: int = TRIAL_OUTPUTS, inputs: int = TRIAL_INPUTS
+    form: Form | None,
+    dtype: Any,
+    around: Around,
+    rows: int,
+    outputs: int = TRIAL_OUTPUTS,
+    inputs: int = TRIAL_INPUTS,
+    block: Block | None = None,
 ) -> float:
     """The largest difference in a trial, as a share of the largest number; NaN where a result is not finite."""
 
@@ -115,7 +131,7 @@ def _off(
     bias, added = drawn(4, outputs), drawn(5, rows, outputs // around.outputs)
     weights = [weight] if form is None else list(mx.quantize(weight, form.group_size, form.bits))
     more = ((norm, around.norm), (bias, around.bias), (added, around.add))
-    found = _launch(form, around, 1e-5, x, *weights, *[a for a, given in more if given])
+    found = _launch(form, around, 1e-5, x, *weights, *[a for a, given in more if given], block=block)
     whole = weight
     if form is not None:
         scales, biases = (a.astype(mx.float32) for a in weights[1:])

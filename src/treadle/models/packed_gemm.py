@@ -1,9 +1,9 @@
-"""A CUDA kernel for the product of some tens of rows with packed weights, on tensor cores. Engine thread only.
+"""A CUDA kernel for the product of a few rows with packed weights, on tensor cores. Engine thread only.
 
-What `few_rows.py` does grows with every tile of rows: each of its blocks reads all rows from the cache of the device,
-and has only 16 or 32 outputs to show for it. Here a block has several times as many outputs. Rows and words come into
-shared memory some stages ahead, and weights become numbers of 16 bits before they meet the rows, as `mx.dequantize`
-makes them, because so many rows share the work of it.
+MLX 0.32 reads packed weights once for each of up to 7 rows, and for more by a kernel that leaves most of an H200 idle
+and takes half a minute to compile on a new machine. Here rows, words and scales come into shared memory some stages
+ahead of what is computed. Weights become numbers of 16 bits, as `mx.dequantize` makes them, before they meet the rows:
+it is done once for up to 64 of them.
 """
 
 from __future__ import annotations
@@ -16,11 +16,16 @@ import mlx.core as mx
 
 from treadle.models.around import Around, end_of
 from treadle.models.cuda import TILE, Kernel
-from treadle.models.few_rows import WARP, Form
+from treadle.models.packed_gemv import WARP, Form
 
 ROW_TILE = 8
 WARP_OUTPUTS = 32
 UNIT = 64  # inputs that a warp takes at a time
+LARGE = 4  # tiles of rows
+ROW_TILES = (1, 2, 3, 4, 6, 8)  # of 8 rows in a block; each number is compiled
+MANY, SOME = 192, 96  # blocks of 64 outputs that fill an H200 with several on a processor, or with one
+LEAST_SHARED = 99 * 1024  # bytes that a block may have on every device since Ampere, and on some
+SHARED = {"8.0": 163 * 1024, "9.0": 227 * 1024, "10.0": 227 * 1024, "10.3": 227 * 1024}
 PAD = 4  # floats behind the shares of a row, so that lanes meet different banks
 
 
@@ -78,9 +83,9 @@ SOURCE = """
     constexpr int ROWS = 8 * ROW_TILES, BLOCK = 32 * TALL, RESULTS = BLOCK / OUTPUTS, STAGE = 64 * PARTS;
     constexpr int ROW_PIECES = STAGE / 8, WORD_PIECES = STAGE * BITS / 128, UNIT_PIECES = BITS / 2;
     constexpr int ROW_STEP = THREADS / ROW_PIECES, WORD_STEP = THREADS / WORD_PIECES, OWN_WORDS = BLOCK / WORD_STEP;
-    static_assert(ROWS % ROW_STEP == 0 && BLOCK % WORD_STEP == 0);
     constexpr int SCALES = STAGE / GROUP, PAIRS = BLOCK * SCALES, OWN_PAIRS = (PAIRS + THREADS - 1) / THREADS;
     constexpr int WORDS_END = ROWS * ROW_PIECES + BLOCK * WORD_PIECES, STAGE_PIECES = WORDS_END + PAIRS / 4;
+    static_assert(ROWS % ROW_STEP == 0 && BLOCK % WORD_STEP == 0 && SCALES > 1);
     constexpr unsigned int POWER = BF16 ? 0x43004300u : 0x64006400u, ONE = BF16 ? 0x3f803f80u : 0x3c003c00u;
     constexpr unsigned int LESS_POWER = BF16 ? 0xc300c300u : 0xe400e400u;
     constexpr unsigned int SIXTEEN = BF16 ? 0x41804180u : 0x4c004c00u, LESS_16 = BF16 ? 0xc500c500u : 0xf400f400u;
@@ -189,7 +194,8 @@ SOURCE = """
                             }
                             weights[m][h][i] = fma_of_pairs<BF16>(code, factor[m][h], shift[m][h]);
                         }
-                constexpr int TURN = ROW_TILES < 4 ? ROW_TILES : 4;  // products that wait for none of their turn
+                // Products of a turn wait for none of the same turn.
+                constexpr int TURN = ROW_TILES < 4 ? ROW_TILES : ROW_TILES % 4 ? 3 : 4;
                 #pragma unroll
                 for (int from = 0; from < ROW_TILES; from += TURN) {
                     unsigned int pairs[TURN][4];
@@ -240,19 +246,22 @@ SOURCE = """
 """
 
 
+def source_of(around: Around) -> str:
+    return SOURCE.replace("<end>", end_of(around))
+
+
 @lru_cache(maxsize=8)
 def kernel(around: Around) -> Any:
-    source = SOURCE.replace("<end>", end_of(around))
     inputs = around.inputs("w", "scales", "biases")
-    return Kernel(around.named("treadle_some_rows"), inputs, ["out"], source, HEADER)
+    return Kernel(around.named("treadle_packed_gemm"), inputs, ["out"], source_of(around), HEADER)
 
 
-def launch(form: Form, around: Around, x: Any, *others: Any) -> Any:
+def launch(form: Form, around: Around, x: Any, *others: Any, block: Block | None = None) -> Any:
     """`others`: weights, scales and biases, and the bias if there is one, as `Around.inputs` orders it."""
     outputs, words = others[0].shape
     inputs, count = words * 32 // form.bits, outputs // around.outputs
     rows = x.size // inputs
-    block = _block(outputs, rows)
+    block = block or block_for(form, outputs, rows)
     constants = [("T", x.dtype), ("BF16", x.dtype == mx.bfloat16), ("GROUP", form.group_size), ("BITS", form.bits)]
     constants += [("TALL", block.tall), ("WAYS", block.ways), ("UNITS", block.units), ("ROW_TILES", block.row_tiles)]
     constants += [("STAGES", block.stages), ("OUTPUTS", around.outputs), ("PAD", PAD)]
@@ -269,7 +278,29 @@ def launch(form: Form, around: Around, x: Any, *others: Any) -> Any:
     return out
 
 
-def _block(outputs: int, rows: int) -> Block:
-    """Fastest on an H200 for the shapes of an 8B model."""
-    row_tiles = next((n for n in (2, 4) if rows <= ROW_TILE * n), 8)
-    return Block(2, 2, 2, row_tiles, 3)
+def block_for(form: Form, outputs: int, rows: int) -> Block:
+    """What is fastest on an H200, for the shapes of an 8B model: there should be work for all processors."""
+    row_tiles = next((n for n in ROW_TILES if rows <= ROW_TILE * n), None)
+    if row_tiles is None:  # several blocks with as few rows of nothing as possible
+        row_tiles = min(ROW_TILES[-2:], key=lambda n: (-(-rows // (ROW_TILE * n)) * n, -n))
+    many, some, few = kinds(form, row_tiles)
+    blocks = -(-outputs // (2 * WARP_OUTPUTS)) * -(-rows // (ROW_TILE * row_tiles))
+    if blocks >= MANY:
+        return many
+    return some if blocks >= SOME and row_tiles >= LARGE else few
+
+
+def kinds(form: Form, row_tiles: int) -> tuple[Block, Block, Block]:
+    """A block for many of them, which share processors, for some, which have one each, and for fewer than those."""
+    small = row_tiles <= LARGE or form.group_size > UNIT  # a stage has scales of two groups
+    many = Block(2, 2, 2, row_tiles, 2) if small else Block(2, 2, 1, row_tiles, 3)
+    others = Block(2, 4, 1, row_tiles, 3), Block(1, 8, 1, row_tiles, 3 if row_tiles < LARGE else 2)
+    some, few = (block if block.shared_memory(form) <= _most_shared() else many for block in others)
+    return many, some, few
+
+
+def _most_shared() -> int:
+    """Bytes of shared memory that a block may have here."""
+    found = mx.device_info()
+    number = f"{found.get('compute_capability_major')}.{found.get('compute_capability_minor')}"
+    return SHARED.get(number, LEAST_SHARED)

@@ -1,8 +1,8 @@
-"""A CUDA kernel for the product of few rows with packed weights, on tensor cores. Engine thread only.
+"""A CUDA kernel for the product of one row with packed weights, on tensor cores. Engine thread only.
 
-MLX 0.32 reads packed weights once for each of up to 7 rows, and for more by a kernel that leaves most of an H200 idle
-(a block for 128 outputs, all inputs one after the other) and that takes half a minute to compile on a new machine. Here
-a block has few outputs, its warps share the inputs, and a tile of 16 outputs meets 8 rows in one instruction.
+MLX 0.32 computes it by a kernel that leaves most of an H200 idle. Here a block has few outputs, and its warps share the
+inputs. Of the 8 columns that a tile of 16 outputs can meet in one instruction, one is the row: that costs less than to
+add up products one by one. (More rows have `packed_gemm.py`.)
 
 A code becomes a number without a conversion: put into the mantissa of a power of two it is that number and the code, at
 its place in the word. What that power adds to a group of weights is the sum of the row over the group, which one more
@@ -20,8 +20,6 @@ import mlx.core as mx
 from treadle.models.around import NORMED_ROW, Around, end_of
 from treadle.models.cuda import TILE, Kernel, bits_of
 
-MOST_ROWS = 128  # unpacked weights are faster for more
-ROW_TILES = (1, 2, 4)  # of 8 rows in a block; each number is compiled
 WARP = 32
 TALL = 2**14  # outputs that are many: blocks enough for all processors with two tiles of 16
 WIDE = 4608  # outputs that are so few that more warps must share the inputs: so measured
@@ -35,24 +33,19 @@ class Form:
     bits: int
 
 
-# A lane computes with words of outputs g and g + 8 of each tile, and with what of row g belongs to them; t counts the
-# lanes that share an output. A warp takes 128 bytes of each output at a time: read as they lie in memory, several
-# outputs by one instruction, they change lanes in shared memory, at places that spread over its banks.
+# A lane computes with words of outputs g and g + 8 of each tile, and if g is 0 with what of the row belongs to them; t
+# counts the lanes that share an output. A warp takes 128 bytes of each output at a time: read as they lie in memory,
+# several outputs by one instruction, they change lanes in shared memory, at places that spread over its banks.
 SOURCE = """
     constexpr int THREADS = WARPS * 32, EACH = 32 / BITS, MINE = GROUP / 4, WORDS = MINE / EACH;
     constexpr int SPAN = 32 * EACH, GROUPS = SPAN / GROUP;
-    constexpr int RESULTS = 16 * TILES / OUTPUTS, COLUMNS = ALONE ? 1 : 8 * ROW_TILES;
+    constexpr int RESULTS = 16 * TILES / OUTPUTS;
     constexpr unsigned int ONES = BF16 ? 0x3f803f80u : 0x3c003c00u;
     constexpr unsigned int LOW = BF16 ? 0x43004300u : 0x64006400u, HIGH = BF16 ? 0x45004500u : 0x74007400u;
     constexpr float POWERS = (BF16 ? 128.0f : 1024.0f) * (BITS == 8 ? 17.0f : 1.0f);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
     const int length = w_shape[1], groups = length * EACH / GROUP, limit = w_shape[0] / OUTPUTS;
-    const int first = blockIdx.x * RESULTS, before = ALONE ? 0 : blockIdx.y * 8 * ROW_TILES;
-    int rows = 1;
-    if constexpr (!ALONE) {
-        for (int i = 0; i < x_ndim; ++i) rows *= x_shape[i];
-        rows = min(rows / (length * EACH) - before, 8 * ROW_TILES);
-    }
+    const int first = blockIdx.x * RESULTS;
     auto output = [&](int tile, int i) {
         return min(first + tile % (TILES / OUTPUTS) * 16 + i, limit - 1) + tile / (TILES / OUTPUTS) * limit;
     };
@@ -91,7 +84,7 @@ SOURCE = """
     const int chunks = (length + 31) / 32;
     if (warp < chunks) read(warp);
     <row>
-    float sum[TILES][ROW_TILES][4] = {};
+    float sum[TILES][2] = {};
     for (int chunk = warp; chunk < chunks; chunk += WARPS) {
         read_scales(chunk);
         #pragma unroll
@@ -120,39 +113,30 @@ SOURCE = """
                     else for (int c = 0; c < WORDS / 4; ++c)
                         reinterpret_cast<uint4*>(words[m][h])[c] = mine[at((4 * q + t) * WORDS / 4 + c)];
                 }
-            float part[TILES][ROW_TILES][4] = {}, all[ROW_TILES][4] = {};
+            float part[TILES][4] = {}, all[4] = {};
             #pragma unroll
             for (int c = 0; c < WORDS; ++c) {
-                unsigned int pairs[ROW_TILES][EACH / 2];
+                unsigned int values[EACH / 2] = {}, pairs[EACH / 2];
+                if (g == 0) fetch(values, (i * 4 + t) * MINE + c * EACH);
                 #pragma unroll
-                for (int n = 0; n < ROW_TILES; ++n) {
-                    unsigned int values[EACH / 2] = {};
-                    if (n * 8 + g < rows) fetch(values, n * 8 + g, (i * 4 + t) * MINE + c * EACH);
-                    #pragma unroll
-                    for (int p = 0; p < EACH / 2; p += 2) {
-                        pairs[n][p] = __byte_perm(values[p / 2], values[p / 2 + EACH / 4], 0x5410);
-                        pairs[n][p + 1] = __byte_perm(values[p / 2], values[p / 2 + EACH / 4], 0x7632);
-                    }
+                for (int p = 0; p < EACH / 2; p += 2) {
+                    pairs[p] = __byte_perm(values[p / 2], values[p / 2 + EACH / 4], 0x5410);
+                    pairs[p + 1] = __byte_perm(values[p / 2], values[p / 2 + EACH / 4], 0x7632);
                 }
                 #pragma unroll
                 for (int p = 0; p < EACH / 2; p += 2) {
-                    #pragma unroll
-                    for (int n = 0; n < ROW_TILES; ++n)
-                        tile<BF16>(all[n], ONES, ONES, ONES, ONES, pairs[n][p], pairs[n][p + 1]);
+                    tile<BF16>(all, ONES, ONES, ONES, ONES, pairs[p], pairs[p + 1]);
                     #pragma unroll
                     for (int m = 0; m < TILES; ++m) {
                         const unsigned int one = words[m][0][c] >> (p * BITS), two = words[m][1][c] >> (p * BITS);
                         auto codes = [](unsigned int word, int by, unsigned int power) {
                             return ((word >> by) & 0x000f000fu) | power;
                         };
-                        #pragma unroll
-                        for (int n = 0; n < ROW_TILES; ++n) {
-                            tile<BF16>(part[m][n], codes(one, 0, LOW), codes(two, 0, LOW), codes(one, BITS, LOW),
-                                       codes(two, BITS, LOW), pairs[n][p], pairs[n][p + 1]);
-                            if constexpr (BITS == 8)
-                                tile<BF16>(part[m][n], codes(one, 4, HIGH), codes(two, 4, HIGH), codes(one, 12, HIGH),
-                                           codes(two, 12, HIGH), pairs[n][p], pairs[n][p + 1]);
-                        }
+                        tile<BF16>(part[m], codes(one, 0, LOW), codes(two, 0, LOW), codes(one, BITS, LOW),
+                                   codes(two, BITS, LOW), pairs[p], pairs[p + 1]);
+                        if constexpr (BITS == 8)
+                            tile<BF16>(part[m], codes(one, 4, HIGH), codes(two, 4, HIGH), codes(one, 12, HIGH),
+                                       codes(two, 12, HIGH), pairs[p], pairs[p + 1]);
                     }
                 }
             }
@@ -161,9 +145,7 @@ SOURCE = """
                 for (int h = 0; h < 2; ++h) {
                     const float factor = static_cast<float>(scale[m][h][q]);
                     const float rest = static_cast<float>(shift[m][h][q]) - POWERS * factor;
-                    for (int n = 0; n < ROW_TILES; ++n)
-                        for (int e = 0; e < 2; ++e)
-                            sum[m][n][2 * h + e] += factor * part[m][n][2 * h + e] + rest * all[n][e];
+                    sum[m][h] += factor * part[m][2 * h] + rest * all[0];
                 }
         }
         __syncwarp();
@@ -172,36 +154,30 @@ SOURCE = """
     float* shares = reinterpret_cast<float*>(pieces);
     #pragma unroll
     for (int m = 0; m < TILES; ++m)
-        for (int n = 0; n < ROW_TILES; ++n)
-            for (int e = 0; e < 4; ++e) {
-                const int column = n * 8 + 2 * t + e % 2;
-                if (column < COLUMNS) shares[warp * SHARE + (column * TILES + m) * 16 + e / 2 * 8 + g] = sum[m][n][e];
-            }
+        for (int h = 0; h < 2; ++h)
+            if (t == 0) shares[warp * SHARE + m * 16 + h * 8 + g] = sum[m][h];
     __syncthreads();
     auto plus = [](T a, T b) { return static_cast<T>(static_cast<float>(a) + static_cast<float>(b)); };
-    for (int at = threadIdx.x; at < RESULTS * rows; at += THREADS) {
-        const int column = at / RESULTS, own = at % RESULTS;
-        if (first + own >= limit) continue;
+    if (const int own = threadIdx.x; own < RESULTS && first + own < limit) {
         auto made = [&](int o) {
             float whole = 0.0f;
-            for (int i = 0; i < WARPS; ++i) whole += shares[i * SHARE + column * TILES * 16 + o * RESULTS + own];
+            for (int i = 0; i < WARPS; ++i) whole += shares[i * SHARE + o * RESULTS + own];
             return static_cast<T>(whole);
         };
         auto row = [&](int o) { return first + own + o * limit; };
-        const long number = static_cast<long>(before + column) * limit + first + own;
+        const long number = first + own;
         <end>
     }
 """
 ROW = """
-    auto fetch = [&](unsigned int* to, int row, int k) {
-        const T* from = x + static_cast<long>(before + row) * length * EACH + k;
+    auto fetch = [&](unsigned int* to, int k) {
+        const T* from = x + k;
         if constexpr (EACH == 8) *reinterpret_cast<uint4*>(to) = __ldg(reinterpret_cast<const uint4*>(from));
         else *reinterpret_cast<uint2*>(to) = __ldg(reinterpret_cast<const uint2*>(from));
     };
 """
 HELD_ROW = """
-    static_assert(ALONE);
-    auto fetch = [&](unsigned int* to, int row, int k) {
+    auto fetch = [&](unsigned int* to, int k) {
         if constexpr (EACH == 8) *reinterpret_cast<uint4*>(to) = held[k / 8];
         else *reinterpret_cast<uint2*>(to) = reinterpret_cast<const uint2*>(held)[k / 4];
     };
@@ -216,25 +192,22 @@ def source_of(around: Around) -> str:
 @lru_cache(maxsize=32)
 def kernel(around: Around) -> Any:
     inputs = around.inputs("w", "scales", "biases")
-    return Kernel(around.named("treadle_few_rows"), inputs, ["out"], source_of(around), TILE)
+    return Kernel(around.named("treadle_packed_gemv"), inputs, ["out"], source_of(around), TILE)
 
 
 def launch(form: Form, around: Around, eps: float, x: Any, *others: Any) -> Any:
     """`others`: weights, scales and biases, and what lies around, as `Around.inputs` orders it; `eps`: of a norm."""
     outputs, words = others[0].shape
     inputs, count = words * 32 // form.bits, outputs // around.outputs
-    rows = x.size // inputs
-    row_tiles = next((n for n in ROW_TILES if rows <= 8 * n), ROW_TILES[-1])
-    tiles, warps = _block(outputs, around.gated, row_tiles)
+    tiles, warps = _block(outputs, around.gated)
     constants = [("T", x.dtype), ("BF16", x.dtype == mx.bfloat16), ("WARPS", warps), ("OUTPUTS", around.outputs)]
-    constants += [("TILES", tiles), ("ROW_TILES", row_tiles), ("ALONE", rows == 1)]
-    constants += [("GROUP", form.group_size), ("BITS", form.bits)]
+    constants += [("TILES", tiles), ("GROUP", form.group_size), ("BITS", form.bits)]
     constants += [("K", inputs), ("EPS", bits_of(eps))] if around.norm else []  # few: every set is compiled
     results = 16 * tiles // around.outputs
     (out,) = kernel(around)(
         inputs=[x, *others],
         template=constants,
-        grid=(-(-count // results) * warps * WARP, -(-rows // (8 * row_tiles)), 1),
+        grid=(-(-count // results) * warps * WARP, 1, 1),
         threadgroup=(warps * WARP, 1, 1),
         output_shapes=[others[-1].shape if around.add else (*x.shape[:-1], count)],
         output_dtypes=[x.dtype],
@@ -242,10 +215,8 @@ def launch(form: Form, around: Around, eps: float, x: Any, *others: Any) -> Any:
     return out
 
 
-def _block(outputs: int, gated: bool, row_tiles: int) -> tuple[int, int]:
+def _block(outputs: int, gated: bool) -> tuple[int, int]:
     """Tiles of 16 outputs in a block, and its warps: fastest on an H200 for the shapes of an 8B model."""
     if gated or outputs >= TALL:
         return 2, 4
-    if row_tiles > 2:
-        return 2, 8
     return 1, 8 if outputs <= WIDE else 4
