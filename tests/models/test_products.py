@@ -223,7 +223,7 @@ def test_a_kernel_that_is_wrong_is_not_used(monkeypatch: pytest.MonkeyPatch, cap
     def no_number(form: Any, around: Any, eps: float, x: Any, *weights: Any, **_: Any) -> Any:
         return mx.full((x.shape[0], weights[0].shape[0]), mx.nan, x.dtype)
 
-    def broken(form: Any, around: Any, eps: float, x: Any, *weights: Any) -> Any:
+    def broken(form: Any, around: Any, eps: float, x: Any, *weights: Any, **_: Any) -> Any:
         raise RuntimeError("no compiler")
 
     for wrong, told in ((nothing, "off by"), (no_number, "off by nan"), (broken, "no compiler")):
