@@ -91,6 +91,9 @@ class Noted:
     def want(self, *args: object, **terms: object) -> int:
         return min(4, int(str(args[-1])))
 
+    def ready(self, *kind: object) -> bool:
+        return True
+
     def settled(self, *counts: object) -> None: ...
 
     def step(self) -> None: ...

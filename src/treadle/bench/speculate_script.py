@@ -105,7 +105,8 @@ class Stage:
         self._new_layers = partial(new_layers, subject.model, subject.caps)
         batches = subject.caps.batching is Batching.RAGGED
         with self._forward.at_once():
-            measured = calibrate(self._forward, subject.caps.vocab_size, self._new_layers, batches)
+            vocab, widths = subject.caps.vocab_size, self._forward.widths
+            measured = calibrate(self._forward, vocab, self._new_layers, batches, widths)
         self.calibration = Calibration(measured.noise if noise is None else noise, measured.cost)
 
     def scripted(self, right: float | None, truth: Sequence[int]) -> Speculation:

@@ -85,7 +85,7 @@ def _speculation(
         time.perf_counter,
         lookup=config.speculation in ("auto", "lookup"),
         following=None if draft is None else _following(draft, config, store),
-        cost=CostTable.of(costs.verify, costs.plain),
+        cost=CostTable.of(costs.verify, costs.plain, forward.widths),
         noise=costs.noise,
         barred=barred_ids(loaded.tokenizer, loaded.stop_ids),
         counters=counters,
@@ -96,7 +96,8 @@ def _costs(loaded: LoadedModel, forward: Forward) -> StepCosts:
     caps = loaded.caps
     batches = caps.batching is Batching.RAGGED
     with forward.at_once():
-        found = calibrate(forward, caps.vocab_size, partial(new_layers, loaded.model, caps), batches)
+        new = partial(new_layers, loaded.model, caps)
+        found = calibrate(forward, caps.vocab_size, new, batches, forward.widths)
     return StepCosts(found.noise, *found.cost.observed())
 
 

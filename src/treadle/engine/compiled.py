@@ -74,6 +74,11 @@ class Forward:
                 self.compiled = False
         return self.model(ids, cache=layers.caches, **more)
 
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Tokens per row of steps that are compiled; none: no steps are."""
+        return WIDTHS if self.compiled else ()
+
     def use(self, compiled: bool) -> None:
         self.compiled = compiled
 

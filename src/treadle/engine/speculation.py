@@ -31,6 +31,7 @@ T = TypeVar("T")
 MOST_DRAFTS = 15  # per row and step: with the token before them, 16
 LONG_MATCH = 4  # tokens from which on a match is trusted more than the draft model
 REPLY_TOKENS = 65536  # of recent replies that are remembered
+DENIED_FOR = 3  # steps for which nobody is asked whose drafts do not pay: asking costs the host time
 NOTHING = Draft((), Source.LOOKUP)
 Drafts = dict[Sequence, Draft]
 
@@ -83,6 +84,7 @@ class Speculation:
         self._experience = Experience(WARM_UP, PROBE_EVERY)
         self._costs: dict[KvFormat, CostTable] = {}  # of rows in other formats than the model's
         self._planning_s = 0.0
+        self._denied = 0  # steps for which nobody is asked
         self._blamed: list[Sequence] = []  # rows for whose sake the device has had nothing to do since `_idle_since`
         self._idle_since = 0.0
 
@@ -139,13 +141,22 @@ class Speculation:
 
     def foresees(self, group: Group) -> bool:
         """Whether the step under way should be read before the next, because that one will probably bring drafts."""
+        if self._denied:
+            self._denied -= 1
+            return False
         if not self._may(group):
             return False
         rows = [row for row in group.rows if self._free(row, launched=1)]
         offers = self._offers(rows, launched=1)
-        terms = self._terms(group, self._candidates(rows, offers))
+        count = self._candidates(rows, offers)
+        if not count:
+            return False
+        terms = self._terms(group, count)
         expected = [self._expects(row, offers.get(row), terms) for row in rows]  # each is told, not only the first
-        return any(expected)
+        if any(expected):
+            return True
+        self._denied = DENIED_FOR
+        return False
 
     def _expects(self, row: Sequence, offer: Offer | None, terms: StepTerms) -> bool:
         assert row.speculator is not None
@@ -167,13 +178,7 @@ class Speculation:
         if self._may(group):
             rows = [row for row in group.rows if self._free(row)]
             offers = self._offers(rows)
-            count = self._candidates(rows, offers)
-            terms = self._terms(group, count)
-            drafts = self._text_drafts(offers, terms)
-            if self.following is not None:
-                self._add_model_drafts(rows, offers, terms, drafts)
-            elif 0 < len(drafts) < count:  # those who do not draft after all ride along
-                drafts = self._text_drafts({row: offers[row] for row in drafts}, self._terms(group, len(drafts)))
+            drafts = self._drafts(group, rows, offers)
         for row in group.rows:
             if row.speculator is not None:
                 row.speculator.plain_next = False
@@ -182,6 +187,18 @@ class Speculation:
         longest = max(row.pending + len(drafts.get(row, NOTHING).tokens) for row in group.rows)
         self._planning_s = 0.0 if self.following else self._clock() - began  # the draft model's has a price of its own
         return Plan(drafts, longest if self._recurrent else self._padded(group, longest))
+
+    def _drafts(self, group: Group, rows: Several[Sequence], offers: Mapping[Sequence, Offer]) -> Drafts:
+        count = self._candidates(rows, offers)
+        if not count:
+            return {}
+        terms = self._terms(group, count)
+        drafts = self._text_drafts(offers, terms)
+        if self.following is not None:
+            self._add_model_drafts(rows, offers, terms, drafts)
+        elif 0 < len(drafts) < count:  # those who do not draft after all ride along
+            drafts = self._text_drafts({row: offers[row] for row in drafts}, self._terms(group, len(drafts)))
+        return drafts
 
     def _padded(self, group: Group, longest: int) -> int:
         """Tokens per row that make the step cheapest; none of them lies beyond the context."""
@@ -248,8 +265,6 @@ class Speculation:
 
     def _candidates(self, rows: Several[Sequence], offers: Mapping[Sequence, Offer]) -> int:
         """How many rows may bring drafts: each pays for a wider step the less, the more of them do."""
-        if len(rows) < 2:
-            return len(rows)
         return sum(self._may_draft(row, offers.get(row)) for row in rows)
 
     def _may_draft(self, row: Sequence, offer: Offer | None) -> bool:

@@ -94,6 +94,7 @@ class Kernel:
         self.outputs = tuple(outputs)
         self.source = source
         self.header = header
+        self._codes: dict[Any, tuple[str, bytes] | None] = {}  # by all that a text depends on
 
     def __call__(
         self,
@@ -109,14 +110,13 @@ class Kernel:
         """`shared_memory`: bytes of it that a source asks for by `extern __shared__`."""
         places = {"grid": grid, "threadgroup": threadgroup, "shared_memory": shared_memory}
         results = {"output_shapes": output_shapes, "output_dtypes": output_dtypes}
-        compiler = nvrtc()
-        if compiler is None or any(kind not in TYPES for kind in (*(a.dtype for a in inputs), *output_dtypes)):
+        key = (*template, *((a.dtype, a.ndim) for a in inputs), *output_dtypes)
+        if key not in self._codes:
+            self._codes[key] = self._code(inputs, template, output_dtypes)
+        found = self._codes[key]
+        if found is None:
             return self._plain(inputs=inputs, template=template, **places, **results)  # type: ignore[no-any-return]
-        text = self.text(inputs, template, output_dtypes)
-        name = f"{self.name}_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
-        code = compiler.code(name, text.replace(NAME, name))
-        if code is None:
-            return self._plain(inputs=inputs, template=template, **places, **results)  # type: ignore[no-any-return]
+        name, code = found
         return mx.fast.precompiled_cuda_kernel(
             name=name,
             compiled_source=code,
@@ -126,6 +126,18 @@ class Kernel:
             **places,  # type: ignore[arg-type]
             **results,  # type: ignore[arg-type]
         )
+
+    def _code(
+        self, inputs: Sequence[Any], template: Sequence[tuple[str, Any]], output_dtypes: Sequence[Any]
+    ) -> tuple[str, bytes] | None:
+        """A name, and what the device runs; None where MLX has to compile it."""
+        compiler = nvrtc()
+        if compiler is None or any(kind not in TYPES for kind in (*(a.dtype for a in inputs), *output_dtypes)):
+            return None
+        text = self.text(inputs, template, output_dtypes)
+        name = f"{self.name}_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+        code = compiler.code(name, text.replace(NAME, name))
+        return None if code is None else (name, code)
 
     def text(self, inputs: Sequence[Any], template: Sequence[tuple[str, Any]], output_dtypes: Sequence[Any]) -> str:
         """The whole of it for arrays of these types and numbers of axes, with NAME for its name."""

@@ -7,7 +7,7 @@ add in another order; a draft is kept where the best two are farther apart than 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,18 +35,25 @@ class Calibration:
     cost: CostTable = field(default_factory=CostTable)
 
 
-def calibrate(forward: Forward, vocab_size: int, new_layers: Callable[[], Layers], batches: bool = True) -> Calibration:
+def calibrate(
+    forward: Forward,
+    vocab_size: int,
+    new_layers: Callable[[], Layers],
+    batches: bool = True,
+    widths: Sequence[int] = (),
+) -> Calibration:
     """Some 40 small steps. Costs of larger batches are learnt in use. `batches`: whether rows can decode together.
 
-    `forward`: logits [rows, n, vocab_size] of ids [rows, n] with such layers.
+    `forward`: logits [rows, n, vocab_size] of ids [rows, n] with such layers. `widths`: see `CostTable`.
     """
-    widest = max(WIDTHS)
+    measured = [n for n in widths if n > 1] or WIDTHS
+    widest = max(measured)
     ids = [(7 * i * i + 3 * i + 1) % vocab_size for i in range(PROMPT + widest * max(BATCHES))]
     layers = _prompted(forward, new_layers, ids)
     singles = _singles(forward, layers, ids[PROMPT : PROMPT + widest])
-    cost, noise = CostTable(), 0.0
+    cost, noise = CostTable(widths), 0.0
     cost.observe(1, singles[1], warm=True)
-    sizes = [(1, width) for width in WIDTHS]
+    sizes = [(1, width) for width in measured]
     sizes += [(rows, widest) if batches else (1, rows * widest) for rows in BATCHES]
     began, spent = time.perf_counter(), len(singles[0][0]) * singles[1]
     for rows, width in sizes:

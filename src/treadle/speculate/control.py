@@ -110,7 +110,7 @@ class Control:
         self._asked.pop(source, None)
         lane = self._lane(source, matched)
         probing = lane.idle
-        if probing and not lane.due(self._steps):
+        if not lane.ready(self._steps):
             return 0
         offers = _offers(rows, cost, limit, draft_s, (rows - riding) / rows, padded)
         if offers and offers[-1].most_loss > self._balance:
@@ -125,8 +125,7 @@ class Control:
 
     def ready(self, source: Source, matched: int) -> bool:
         """Whether such drafts may be wanted now: they have not stopped, or a probe is due."""
-        lane = self._lane(source, matched)
-        return not lane.idle or lane.due(self._steps)
+        return self._lane(source, matched).ready(self._steps)
 
     def settled(self, source: Source, drafted: int, accepted: int, more: int = 1) -> None:
         """`accepted` of `drafted` judged drafts matched, and `more` tokens came with them: 0 after a tie.
@@ -315,9 +314,9 @@ class _Lane:
         chances += [mean] * (count - len(chances))
         return list(accumulate(chances, mul))
 
-    def due(self, now: int) -> bool:
-        """Whether an idle lane may probe."""
-        return now >= self.resume if self.tried else self.shared.due()
+    def ready(self, now: int) -> bool:
+        """Whether drafts may be wanted: the lane is in use, or may probe."""
+        return not self.idle or (now >= self.resume if self.tried else self.shared.due())
 
     def cool(self, now: int) -> None:
         """Stop until a probe; little of the evidence is kept, so that the probe can overturn it."""

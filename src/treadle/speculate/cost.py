@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, TypeVar
@@ -26,7 +26,7 @@ PLAIN_AGE = 200  # observed steps after which a plain one is due
 FIRST_AGE = 16  # and after the very first
 _FIRST = 1.5  # the first step of a size may build kernels: it does not count if it is so much dearer than the guess
 _UNSURE = 1.1  # in a choice of sizes, one that was not measured counts as so much dearer than the guess
-_NOTICED = 0.01  # smaller changes of a median are noise and change nothing
+_NOTICED = 0.02  # smaller changes of a median are noise and change nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +40,13 @@ class Step:
 class CostTable:
     """Seconds of one step, by the number of tokens in it (rows x width).
 
-    This is the table for short contexts. `shorter` is the next one down, for those that `at` makes.
+    This is the table for short contexts. `widths`: tokens per row to which steps are padded, because steps of other
+    widths are dearer than their number of tokens tells; none: any width is as good. `shorter` is the next one down,
+    for those tables that `at` makes.
     """
 
-    def __init__(self, shorter: CostTable | None = None) -> None:
+    def __init__(self, widths: Collection[int] = (), shorter: CostTable | None = None) -> None:
+        self._widths = frozenset(widths)
         self._shorter = shorter
         self._longer: CostTable | None = None
         self._verify = _Curve()
@@ -55,9 +58,9 @@ class CostTable:
         self._memo_version = 0
 
     @classmethod
-    def of(cls, verify: Mapping[int, float], plain: Mapping[int, float]) -> CostTable:
+    def of(cls, verify: Mapping[int, float], plain: Mapping[int, float], widths: Sequence[int] = ()) -> CostTable:
         """A table that begins with what `observed` gave: seconds of verify steps by tokens, of plain ones by rows."""
-        table = cls()
+        table = cls(widths)
         for num_tokens, seconds in verify.items():
             table.observe(num_tokens, seconds, warm=True)
         for rows, seconds in plain.items():
@@ -72,7 +75,7 @@ class CostTable:
         """The table for steps whose rows have `context` tokens behind them, all together."""
         table = self
         for _ in range((context // SHORT).bit_length()):
-            table._longer = table = table._longer or CostTable(table)
+            table._longer = table = table._longer or CostTable(self._widths, table)
         return table
 
     def observe(self, num_tokens: int, seconds: float, *, warm: bool = False) -> None:
@@ -123,8 +126,9 @@ class CostTable:
         return self.memo(("width", rows, wanted, limit), lambda: self._cheapest(rows, wanted, limit))
 
     def _cheapest(self, rows: int, wanted: int, limit: int) -> int:
-        best, least = wanted, self._price(rows * wanted)
-        for width in range(wanted + 1, limit + 1):
+        widths = [width for width in range(wanted, limit + 1) if self._usual(width)] or [wanted]
+        best, least = widths[0], self._price(rows * widths[0])
+        for width in widths[1:]:
             seconds = self._price(rows * width)
             if least is not None and seconds is not None and seconds < least:
                 best, least = width, seconds
@@ -181,8 +185,13 @@ class CostTable:
             if seconds is None:
                 return ()
             step = Step(width, seconds)
-            steps.append(min(step, steps[-1], key=lambda s: s.seconds) if steps and padded else step)
+            if steps and padded:
+                step = min(step, steps[-1], key=lambda s: s.seconds) if self._usual(width) else steps[-1]
+            steps.append(step)
         return tuple(reversed(steps))
+
+    def _usual(self, width: int) -> bool:
+        return not self._widths or width in self._widths
 
 
 @dataclass(slots=True)
