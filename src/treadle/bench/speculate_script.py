@@ -36,6 +36,7 @@ from treadle.speculate.speculator import Speculator
 from treadle.types import Batching, Ids, Request, Sampling
 
 WARM = 8  # steps with all rows before the clock starts
+TURN = 24  # steps of one loop before another has its turn
 PEAK = 1e4
 
 
@@ -132,8 +133,37 @@ class Stage:
         loop.submit(Request("truth", self.prompt(context), Sampling(0.0), tokens))
         return [token for output in _outputs(loop) for token in output.tokens]
 
-    def run(self, context: int, rows: int, tokens: int, most: int, speculation: Speculation | None) -> Pace:
-        """`tokens` per row on average, `most` at most, from the moment that all rows have decoded WARM steps."""
+    def run(self, context: int, rows: int, tokens: int, most: int, *speculations: Speculation | None) -> list[Pace]:
+        """`tokens` per row on average, `most` at most, from the moment that all rows have decoded WARM steps.
+
+        One loop for each of `speculations`. They take turns, so that a device or a host that changes its speed does so
+        for all of them.
+        """
+        loops = [self._started(context, rows, most, speculation) for speculation in speculations]
+        paces = [Pace(0, 0, 0.0) for _ in loops]
+        while True:
+            going = [
+                (pace.tokens, i)
+                for i, (loop, pace) in enumerate(zip(loops, paces, strict=True))
+                if loop.num_running == rows and pace.tokens < tokens * rows
+            ]
+            if not going:
+                break
+            i = min(going)[1]
+            began = time.perf_counter()
+            for _ in range(TURN):
+                paces[i].tokens += sum(len(output.tokens) for output in loops[i].step())
+                paces[i].steps += 1
+                if loops[i].num_running < rows:
+                    break
+            mx.synchronize()  # what is under way is this loop's
+            paces[i].seconds += time.perf_counter() - began
+        for loop in loops:
+            for i in range(rows):
+                loop.abort(f"r{i}")
+        return paces
+
+    def _started(self, context: int, rows: int, most: int, speculation: Speculation | None) -> Loop:
         loop = self._loop(rows, speculation)
         for i in range(rows):
             loop.submit(Request(f"r{i}", self.prompt(context), Sampling(0.0), most))
@@ -141,15 +171,7 @@ class Stage:
             loop.step()
         for _ in range(WARM):
             loop.step()
-        made = steps = 0
-        began = time.perf_counter()
-        while loop.num_running == rows and made < tokens * rows:
-            made += sum(len(output.tokens) for output in loop.step())
-            steps += 1
-        seconds = time.perf_counter() - began
-        for i in range(rows):
-            loop.abort(f"r{i}")
-        return Pace(made, steps, seconds)
+        return loop
 
     def _loop(self, rows: int, speculation: Speculation | None) -> Loop:
         reuse = Reuse(self._store, self.subject.caps, 2048)
@@ -178,15 +200,16 @@ def scripted_case(
     most = 2 * tokens + 20 * WARM
     truth = stage.truth(context, most)
     scripts = {right: stage.scripted(right, truth) for right in rights}
-    off: list[Pace] = []
+    off: dict[float | None, list[Pace]] = {right: [] for right in rights}
     on: dict[float | None, list[Pace]] = {right: [] for right in rights}
     for _ in range(rounds + 1):
-        off.append(stage.run(context, rows, tokens, most, None))
         for right, speculation in list(scripts.items()):
             if right is None:  # one that remembers no replies: all rounds have the same text
                 speculation = scripts[None] = stage.unscripted(speculation)
-            on[right].append(stage.run(context, rows, tokens, most, speculation))
-    return [_line(context, rows, right, off, on[right], scripts[right]) for right in rights]
+            without, with_drafts = stage.run(context, rows, tokens, most, None, speculation)
+            off[right].append(without)
+            on[right].append(with_drafts)
+    return [_line(context, rows, right, off[right], on[right], scripts[right]) for right in rights]
 
 
 def _line(

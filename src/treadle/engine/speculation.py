@@ -31,7 +31,7 @@ T = TypeVar("T")
 MOST_DRAFTS = 15  # per row and step: with the token before them, 16
 LONG_MATCH = 4  # tokens from which on a match is trusted more than the draft model
 REPLY_TOKENS = 65536  # of recent replies that are remembered
-DENIED_FOR = 3  # steps for which nobody is asked whose drafts do not pay: asking costs the host time
+MOST_DENIED = 12  # steps for which nobody is asked if drafts do not pay: asking costs the host time
 NOTHING = Draft((), Source.LOOKUP)
 Drafts = dict[Sequence, Draft]
 
@@ -84,7 +84,8 @@ class Speculation:
         self._experience = Experience(WARM_UP, PROBE_EVERY)
         self._costs: dict[KvFormat, CostTable] = {}  # of rows in other formats than the model's
         self._planning_s = 0.0
-        self._denied = 0  # steps for which nobody is asked
+        self._denials = 0  # times in a row that somebody was asked whose drafts did not pay
+        self._denied = 0  # steps for which nobody is asked therefore
         self._blamed: list[Sequence] = []  # rows for whose sake the device has had nothing to do since `_idle_since`
         self._idle_since = 0.0
 
@@ -154,8 +155,10 @@ class Speculation:
         terms = self._terms(group, count)
         expected = [self._expects(row, offers.get(row), terms) for row in rows]  # each is told, not only the first
         if any(expected):
+            self._denials = 0
             return True
-        self._denied = DENIED_FOR
+        self._denials += 1
+        self._denied = min(MOST_DENIED, self._denials)
         return False
 
     def _expects(self, row: Sequence, offer: Offer | None, terms: StepTerms) -> bool:
