@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -11,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fakes import VOCAB, HashModel
-from treadle.cache import geometry
+from treadle.cache import batch_columns, geometry
+from treadle.cache.batch_columns import BatchColumns
 from treadle.cache.layers import Layers, State
 from treadle.cache.transfer import snapshot
 from treadle.models.capabilities import forward, new_layers
@@ -131,10 +133,49 @@ def test_the_table_travels_once_a_step_and_has_all_that_the_step_reads(tmp_path:
         views = [own.view_of(own.make_mask(1, True, None)) for _ in range(3)]
         mx.export_to_dot(str(tmp_path / "graph"), views[-1][0])
         assert (tmp_path / "graph").read_text().count("SliceUpdate") <= 1, "every layer asks, one is answered anew"
-        end = own.read_to
-        np.testing.assert_array_equal(np.array(views[0][0])[:, :end], own.table[:, :end])
+        np.testing.assert_array_equal(np.array(views[0][0]), own.table)
         own.end()
         own.rewind(0, 1)
+
+
+@given(
+    st.lists(
+        st.tuples(st.lists(st.integers(1, 16), min_size=2, max_size=2), st.integers(0, 16), st.booleans()), max_size=12
+    )
+)
+def test_the_table_on_the_device_is_the_host_s_whatever_was_taken_back(
+    steps: list[tuple[list[int], int, bool]],
+) -> None:
+    """All of its columns: a step that is compiled as a whole reads some that no token has yet."""
+    own = BatchColumns(None)
+    own.place(3, 3)
+    own.place(1, 1)
+    for counts, back, asked in steps:
+        own.begin(counts)
+        if asked:
+            np.testing.assert_array_equal(np.array(own.shown()), own.table)
+        own.end()
+        for row, count in enumerate(counts):
+            own.rewind(row, min(back, count))
+
+
+def test_a_plain_step_sends_a_number_for_each_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[tuple[int, ...]] = []
+
+    def noted(values: Any, dtype: Any) -> Any:
+        sent.append(np.shape(values))
+        return mx.array(values, dtype)
+
+    own = BatchColumns(None)
+    own.place(300, 300)
+    own.place(200, 200)
+    own.begin([1, 1])
+    own.shown()
+    own.end()
+    monkeypatch.setattr(batch_columns, "on_device", noted)
+    own.begin([1, 1])
+    own.shown()
+    assert sent == [(2, 1)]
 
 
 def test_recurrent_layers_refuse_to_rewind() -> None:

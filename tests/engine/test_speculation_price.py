@@ -156,6 +156,30 @@ class Fixed(CostTable):
         return False
 
 
+def test_who_is_denied_is_not_asked_again_at_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One row of eight has drafts, which are too dear for it alone."""
+    model = Echo(context=512)
+    speculation = Speculation(model.caps, Clock(), cost=Fixed())
+    layers = partial(new_layers, model, model.caps)
+    run = Run(Loop(model, model.caps, Config.of(max_rows=8), layers, clock=Clock(), speculation=speculation))
+    asked = []
+    offers = speculation._offers
+
+    def counted(*rows: Any, **more: Any) -> Any:
+        asked.append(rows)
+        return offers(*rows, **more)
+
+    monkeypatch.setattr(speculation, "_offers", counted)
+    for row in range(8):
+        prompt = np.array([1, 2, 3, 4, 5, 6, 7] * 3)
+        run.loop.submit(Request(f"r{row}", prompt, Sampling(0.0), 400, speculation=row < 1))
+    turns = 0
+    while run.loop.busy:
+        run.turn()
+        turns += 1
+    assert 5 < len(asked) < turns / 4
+
+
 @pytest.mark.parametrize("repeating", [1, 8])
 def test_a_step_that_is_too_dear_for_one_row_pays_for_many(repeating: int) -> None:
     """Fifteen drafts of one row, all of them right, make 23 tokens in the time of 2.9 steps of eight."""

@@ -105,6 +105,16 @@ def test_what_was_not_measured_for_long_is_measured_anew():
     assert cost.seconds(8) == 3.0
 
 
+def test_steps_have_widths_that_are_usual():
+    cost = CostTable.of({1: 1.0, 2: 1.1, 4: 1.2, 8: 1.3, 16: 1.5, 32: 2.0}, {}, widths=(1, 2, 4, 8, 16))
+    assert [step.width for step in cost.steps(2, 16)] == [1, 2, 4, 4, 8, 8, 8, 8, *[16] * 8]
+    assert [step.width for step in cost.at(SHORT).steps(2, 16)] == [step.width for step in cost.steps(2, 16)]
+    assert cost.steps(2, 10)[-1].width == 10, "a wider one has no room"
+    assert [step.width for step in cost.steps(2, 16, padded=False)] == list(range(1, 17))
+    assert [cost.cheapest_width(2, n, 16) for n in (3, 8, 9)] == [4, 8, 16]
+    assert cost.cheapest_width(2, 9, 12) == 9
+
+
 @pytest.mark.parametrize(("seen", "age"), [(1, FIRST_AGE), (2, 4 * FIRST_AGE), (7, PLAIN_AGE)])
 def test_plain_steps_are_due_again_the_sooner_the_fewer_were_seen(seen, age):
     cost = CostTable()
