@@ -159,10 +159,15 @@ class PackedRows(Rows):
     def _reserved(self) -> int:
         return 0  # columns hold recent tokens only
 
+    @property
+    def read_as_they_are(self) -> bool:
+        """Whether attention is known to read packed rows by itself in steps of so many tokens as the one under way."""
+        return self.columns.recent >= self.columns.step and self.columns.step in self._asked
+
     def in_place(self, dtype: Any) -> tuple[Any, Any, Any] | None:
         """Only where nothing but attention that reads packed rows by itself, and so needs the queries, reads these."""
         late = self.columns.recent < self.columns.step  # what is due now may be among the rows of this step
-        copied = self.columns.read_packed > 0 and self.columns.step not in self._asked
+        copied = self.columns.read_packed > 0 and not self.read_as_they_are
         return None if late or copied else super().in_place(dtype)
 
     def written(self) -> tuple[Any, Any]:

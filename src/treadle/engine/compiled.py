@@ -2,7 +2,8 @@
 
 What a step has to be told travels in arrays (`cache/traced.py`), so the function is traced once for a number of rows
 and a bucket of columns; after that the host hands over a step's operations without building them one by one. Steps that
-no trace serves (packed rows, recurrent layers, pictures that shift positions) are built as ever.
+no trace serves are built as ever: rows that fall due to be packed or have to be unpacked, recurrent layers, pictures
+that shift positions.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import mlx.core as mx
 import numpy as np
 
 from treadle.cache.layers import Layers
+from treadle.cache.recent_columns import BLOCK
 from treadle.cache.traced import Frame
 from treadle.models.blocks import Traces
 from treadle.models.capabilities import forward, new_layers
@@ -58,6 +60,7 @@ class Forward:
         self.model = model
         self.compiled = compiled
         self.saves_s = saves_s
+        self.packed = False  # whether rows of which some are packed were tried too
         self._balance_s = GRACE_S
         self._early = EARLY
         self._traces: OrderedDict[Any, _Trace] = OrderedDict()
@@ -65,7 +68,8 @@ class Forward:
 
     def __call__(self, ids: Any, layers: Layers, **more: Any) -> Any:
         """Logits [rows, n, vocab_size] of `ids` [rows, n]; `more` is what the model is told besides."""
-        if self.compiled and ids.shape[1] in WIDTHS and not more and (frame := Frame.of(layers)) is not None:
+        served = self.compiled and ids.shape[1] in WIDTHS and not more
+        if served and (frame := Frame.of(layers, self.packed)) is not None:
             try:
                 if (trace := self._trace(ids, frame)) is not None:
                     return self._run(trace, ids, layers, frame)
@@ -145,8 +149,9 @@ def forward_of(model: Any, caps: Caps, backend: Backend, mode: str) -> Forward:
     on a CPU, which hides the building behind the computing.
     """
     found = Forward(model)
-    if mode == "off" or (mode == "auto" and backend == "cpu") or not caps.kv.exact:
+    if mode == "off" or (mode == "auto" and backend == "cpu"):
         return found
+    found.packed = not caps.kv.exact
     with found.at_once():
         _choose(found, caps, mode)
     return found
@@ -170,9 +175,7 @@ def _fault(own: Forward, caps: Caps) -> str | None:
     """What is wrong with compiled steps; None: logits are the same with one row and with two, up to rounding."""
     for rows in (1, 2) if caps.batching is Batching.RAGGED else (1,):
         wanted = _stepped(own, _primed(own.model, caps, rows))
-        memory = _primed(own.model, caps, rows)
-        if Frame.of(memory) is None:
-            return "its layers hold more than exact rows"
+        memory, before = _primed(own.model, caps, rows), len(own._traces)
         own.use(True)
         try:
             found = _stepped(own, memory)
@@ -180,6 +183,8 @@ def _fault(own: Forward, caps: Caps) -> str | None:
             compiled, own.compiled = own.compiled, False
         if not compiled:
             return "its file does not allow it"
+        if len(own._traces) == before:
+            return "its layers hold what no trace can read"
         off = distance(*(np.array(a.astype(mx.float32)) for a in (wanted, found)))
         if not within(off, wanted.dtype, own.model):
             return f"results differ by {off:.2g} of the spread in {rows} rows"
@@ -197,12 +202,14 @@ def _stepped(own: Forward, memory: Layers) -> Any:
 
 
 def _primed(model: Any, caps: Caps, rows: int) -> Layers:
-    """Some tokens in every layer, a few more of them in each row."""
+    """Some tokens in every layer, a few more of them in each row. What reads packed rows has met some."""
     memories = []
+    length = TRIAL if caps.kv.exact else TRIAL + caps.kv.recent + BLOCK
     for row in range(rows):
         memories.append(new_layers(model, caps))
-        forward(model, [[(7 * i + row) % min(50, caps.vocab_size) for i in range(TRIAL + row)]], memories[-1])
+        forward(model, [[(7 * i + row) % min(50, caps.vocab_size) for i in range(length + row)]], memories[-1])
         mx.eval(memories[-1].arrays())
     for other in memories[1:]:
         memories[0].join(other)
+    mx.eval(forward(model, [[3]] * rows, memories[0]), memories[0].arrays())
     return memories[0]
