@@ -15,6 +15,7 @@ from tests.fakes import VOCAB, HashModel, slow_twin
 from treadle.config import Config
 from treadle.engine.loop import Loop
 from treadle.engine.speculation import Speculation
+from treadle.models.blocks import Traces
 from treadle.models.capabilities import new_layers
 from treadle.speculate.cost import FIRST_AGE, SHORT, CostTable
 from treadle.types import EXACT, Request, Sampling
@@ -77,6 +78,23 @@ def test_rows_held_in_another_way_have_prices_of_their_own() -> None:
     run.until_idle()
     plain, verified = speculation.cost.observed()
     assert plain and verified
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_steps_that_trace_a_function_are_no_prices(traced: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Traces, "count", 0)
+    run, speculation, request, model = echo_run(60)
+    original = type(model).__call__
+
+    def counted(self: Any, ids: Any, cache: list[Any]) -> Any:
+        Traces.count += traced and ids.shape[1] > 1
+        return original(self, ids, cache)
+
+    monkeypatch.setattr(type(model), "__call__", counted)
+    run.loop.submit(request)
+    run.until_idle()
+    verified, plain = speculation.cost.observed()
+    assert speculation.counters.rounds > 2 and plain and bool(verified) is not traced
 
 
 class Noted:

@@ -46,8 +46,7 @@ def naive(sequence: Sequence[int], k: int, barred: frozenset[int] = frozenset())
 def sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """The parts that long sequences reach are reached by short ones."""
     if request.param != "as it is":
-        monkeypatch.setattr(lookup, "_RECENT", 6)
-        monkeypatch.setattr(lookup, "_EAGER", 3)
+        monkeypatch.setattr(lookup, "_NEAR", 3)
     if request.param == "all hashes equal":
         monkeypatch.setattr(lookup, "_MULTIPLIER", 0)
 

@@ -16,6 +16,7 @@ from typing import NamedTuple, TypeVar
 from treadle.engine.following import Following
 from treadle.engine.group import Flight, Group
 from treadle.engine.sequence import Found, Sequence
+from treadle.models.blocks import Traces
 from treadle.speculate.accept import Verdict, judge
 from treadle.speculate.control import PROBE_EVERY, WARM_UP, Source, may_pay
 from treadle.speculate.cost import CostTable
@@ -86,6 +87,7 @@ class Speculation:
         self._planning_s = 0.0
         self._denials = 0  # times in a row that somebody was asked whose drafts did not pay
         self._denied = 0  # steps for which nobody is asked therefore
+        self._traces = Traces.count  # made up to the last step
         self._blamed: list[Sequence] = []  # rows for whose sake the device has had nothing to do since `_idle_since`
         self._idle_since = 0.0
 
@@ -354,13 +356,19 @@ class Speculation:
                 self._agree(row, verdict.kept if draft is not None and draft.source is Source.DRAFT else 0)
         with_drafts = [v.matched for row, v in zip(flight.rows, verdicts, strict=True) if row in plan.drafts]
         self.counters.verified(with_drafts, sum(v.taken for v in verdicts), seconds)
-        self._cost_of(flight.rows).observe(len(flight.rows) * max(flight.fed), seconds)
+        if not self._traced():
+            self._cost_of(flight.rows).observe(len(flight.rows) * max(flight.fed), seconds)
         self._blamed, self._idle_since = list(plan.drafts), self._clock()
 
     def _agree(self, row: Sequence, accepted: int) -> None:
         """Tell the draft model how many of its last drafts are right."""
         length = len(row.tokens) + accepted
         self._tried(lambda following: following.keep(row, length), None)
+
+    def _traced(self) -> bool:
+        """Whether a function was traced since the last step: that takes longer than a step, and comes once."""
+        before, self._traces = self._traces, Traces.count
+        return self._traces != before
 
     def plain(self, rows: Several[Sequence], seconds: float | None) -> None:
         """A plain step of these rows is over. `seconds` None: it did not overlap with others, so it tells nothing.
@@ -370,10 +378,11 @@ class Speculation:
         for row in rows:
             if row.speculator is not None:
                 row.speculator.settled(None, None)
-        cost = self._cost_of(rows)
+        cost, traced = self._cost_of(rows), self._traced()
         if seconds is not None:
-            cost.observe_plain(len(rows), seconds)
-            self.counters.plain(len(rows), seconds)
+            if not traced:
+                cost.observe_plain(len(rows), seconds)
+                self.counters.plain(len(rows), seconds)
         elif (blamed := [row for row in self._blamed if row in rows]) and (usual := cost.plain(len(rows))):
             share = min(1.0, (self._clock() - self._idle_since) / usual) / len(blamed)
             for row in blamed:

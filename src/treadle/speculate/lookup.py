@@ -1,9 +1,8 @@
 """Drafts from what the text already said: prompt lookup (docs/speculation.md). No MLX.
 
 The longest suffix of 8 to 2 tokens that occurred before is found, and what followed its most recent occurrence is
-proposed. n-grams are found in three places: the very last tokens are compared one by one, a dictionary knows those
-before them, and `_Run`s, arrays sorted by hash, all older ones. A run over a whole prompt is built by vector
-operations, when it is first asked for a length.
+proposed. The last tokens are searched as they are, since nothing is cheaper where mostly nothing is found. Older ones
+are in `_Run`s, arrays sorted by hash, built by vector operations when they are first asked for a length.
 """
 
 from __future__ import annotations
@@ -22,9 +21,8 @@ LONGEST = 8
 SHORTEST = 2
 SHORTEST_SHARED = 4  # of a match in other replies: a shorter one says little there
 
-_NEAR = 16  # tokens that may wait to be indexed
-_RECENT = 1024  # tokens in the dictionary before they become a run
-_EAGER = 256  # more new tokens than this become a run at once
+_NEAR = 256  # tokens that are searched as they are, before they become a run
+_BYTES = 8  # of a token
 _POSITION_BITS = 24
 _POSITION_MASK = (1 << _POSITION_BITS) - 1
 _MASK = (1 << 64) - 1
@@ -51,11 +49,9 @@ class NgramIndex:
         self._tokens = array("q", np.ascontiguousarray(tokens, dtype=np.int64).tobytes())
         self._barred = barred
         self._shortest = shortest
-        self._runs: list[_Run] = []  # ascending, without gaps, up to `_recent_from`
-        self._recent: dict[tuple[int, ...], int] = {}  # n-gram -> its last end, for ends from `_recent_from`
-        self._recent_from = 0
+        self._runs: list[_Run] = []  # ascending, without gaps
         self._repeats = False  # whether the last match was as long as any may be
-        self._indexed = 0  # n-grams that end before this position are in one of the two
+        self._indexed = 0  # n-grams that end before this position are in runs
 
     def __len__(self) -> int:
         return len(self._tokens)
@@ -74,8 +70,7 @@ class NgramIndex:
         Where a copied stretch reaches the end of what is known, the proposal goes on as if its tokens were part of
         the sequence. It ends before the first barred token.
         """
-        if len(self._tokens) - self._indexed > _NEAR:
-            self.catch_up()
+        self.catch_up()
         extra = list(ahead)
         matched = 0
         while (room := k + len(ahead) - len(extra)) > 0:
@@ -104,26 +99,28 @@ class NgramIndex:
     def _longest(self, extra: list[int]) -> tuple[int, int]:
         """The end and the length of the longest, then most recent, earlier occurrence of the suffix; length 0: none."""
         waiting = len(self._tokens) - self._indexed
-        window = [*self._tokens[-LONGEST - waiting :], *extra]
+        window = self._tokens[-LONGEST - waiting :]
+        window.extend(extra)
         end, length = self._longest_near(window, waiting + len(extra))
-        if length < LONGEST:
+        if length < LONGEST and self._runs:
             far_end, far_length = self._longest_far(tuple(window[-LONGEST:]))
             if far_length > length:
                 return far_end, far_length
         return end, length
 
-    def _longest_near(self, window: list[int], count: int) -> tuple[int, int]:
-        """The same among the last `count` ends, which no index knows: behind the extra tokens but the last, and behind
+    def _longest_near(self, window: array[int], count: int) -> tuple[int, int]:
+        """The same among the last `count` ends, which no run knows: behind the extra tokens but the last, and behind
         those that wait to be indexed.
         """
+        held, shortest = window.tobytes(), self._shortest
+        wanted = held[-shortest * _BYTES :]
+        low, high = max(0, len(window) - count - shortest) * _BYTES, len(held) - _BYTES
         best, best_length = 0, 0
-        last = window[-1] if window else None
-        for end in range(len(window) - 1, max(0, len(window) - count - 1), -1):
-            if window[end - 1] == last and (length := _common_suffix(window, end)) > best_length:
-                best, best_length = end, length
-                if length == LONGEST:
-                    break
-        if best_length < self._shortest:
+        while best_length < LONGEST and low < high and (at := held.rfind(wanted, low, high)) >= 0:
+            high = at + len(wanted) - 1
+            if at % _BYTES == 0 and (length := _common_suffix(window, at // _BYTES + shortest)) > best_length:
+                best, best_length = at // _BYTES + shortest, length
+        if best_length < shortest:
             return 0, 0
         return self._indexed + count - len(window) + best, best_length
 
@@ -145,9 +142,6 @@ class NgramIndex:
         return best_end, low if low >= self._shortest else 0
 
     def _find(self, gram: tuple[int, ...]) -> int | None:
-        end = self._recent.get(gram)
-        if end is not None:
-            return end
         hashed = _hash(gram)
         for run in reversed(self._runs):
             end = run.find(self._tokens, gram, hashed)
@@ -156,27 +150,16 @@ class NgramIndex:
         return None
 
     def catch_up(self) -> None:
-        """Index all n-grams that are followed by a token. `propose` does it when many wait; better is when there is
+        """If many tokens wait, index all n-grams that are followed by one. `propose` does it; better is when there is
         time.
         """
-        end = len(self._tokens)
-        if end - self._indexed > _EAGER or end - self._recent_from > _RECENT:
-            self._add_run(end)
-        else:
-            for position in range(self._indexed, end):
-                tail = tuple(self._tokens[max(0, position - LONGEST) : position])
-                for skip in range(len(tail) - self._shortest + 1):
-                    self._recent[tail[skip:]] = position
-        self._indexed = end
-
-    def _add_run(self, end: int) -> None:
-        """Turn all that no run covers into one, together with runs that are no larger: their number stays small."""
-        start = self._recent_from
-        while self._runs and self._runs[-1].size <= end - start:
+        start, end = self._indexed, len(self._tokens)
+        if end - start <= _NEAR:
+            return
+        while self._runs and self._runs[-1].size <= end - start:  # so that they stay few
             start = self._runs.pop().start
         self._runs.append(_Run(start, end))
-        self._recent.clear()
-        self._recent_from = end
+        self._indexed = end
 
 
 class RecentReplies:
@@ -213,7 +196,7 @@ class RecentReplies:
 
     def propose(self, k: int, ahead: Sequence[int]) -> Proposal:
         """Up to `k` tokens that followed the end of `ahead`, the asking sequence's last tokens, in some reply."""
-        return self._index.propose(k, ahead[-LONGEST:])
+        return self._index.propose(k, ahead[-LONGEST:]) if self._held else Proposal()
 
     def _forget(self) -> None:
         # A quarter goes at once, so that building anew stays rare. The newest reply always stays.
@@ -286,7 +269,7 @@ def _hash(gram: tuple[int, ...]) -> int:
     return hashed
 
 
-def _common_suffix(window: list[int], end: int) -> int:
+def _common_suffix(window: array[int], end: int) -> int:
     """How many tokens before `end` equal those before the end of `window`, at most LONGEST."""
     length = 0
     while length < LONGEST and length < end and window[end - 1 - length] == window[-1 - length]:
