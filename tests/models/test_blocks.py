@@ -128,7 +128,7 @@ def test_logits_stay_the_same_alone_and_in_batches_with_joins_and_leaves(
             lengths = [value + row % 2 if value > 1 else 1 for row in range(rows)]
             ids = [[(5 * number + row + i) % 100 for i in range(lengths[row])] for row in range(rows)]
             wanted, found = (step(model, ids, own[0]) for model, own in zip((plain, other), memories, strict=True))
-            np.testing.assert_allclose(found, wanted, atol=1e-5 if bits is None else 1e-4)
+            np.testing.assert_allclose(found, wanted, atol=3e-5 if bits is None else 1e-4)
         for own in memories:
             if what == "join":
                 own[0].join(own[value])
@@ -161,7 +161,7 @@ def test_products_that_take_along_what_lies_around_them(
     memories = [prefilled(model, caps, PROMPT) for model in (plain, other)]
     for ids in ([5], [9], [2, 6, 1], [2, 6], [4]):
         wanted, found = (step(model, [ids], own) for model, own in zip((plain, other), memories, strict=True))
-        np.testing.assert_allclose(found, wanted, atol=1e-5 if bits is None else 1e-4)
+        np.testing.assert_allclose(found, wanted, atol=3e-5 if bits is None else 1e-4)
     assert {(True, False, False), (True, True, False), (False, False, True), (False, True, False)} <= taken
 
 
