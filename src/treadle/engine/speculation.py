@@ -270,7 +270,8 @@ class Speculation:
 
     def _candidates(self, rows: Several[Sequence], offers: Mapping[Sequence, Offer]) -> int:
         """How many rows may bring drafts: each pays for a wider step the less, the more of them do."""
-        return sum(self._may_draft(row, offers.get(row)) for row in rows)
+        asked = offers if self.following is None else rows
+        return sum(self._may_draft(row, offers.get(row)) for row in asked)
 
     def _may_draft(self, row: Sequence, offer: Offer | None) -> bool:
         assert row.speculator is not None
