@@ -12,9 +12,8 @@ import mlx.core as mx
 import pytest
 
 from treadle.models import cuda, few_queries, gemv, kernels, packed_gemm, packed_gemv, upload
-from treadle.models.around import Around
+from treadle.models.around import Around, Form
 from treadle.models.cuda import Kernel, Nvrtc
-from treadle.models.packed_gemv import Form
 
 
 class Compiler:
@@ -62,7 +61,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / cuda.FOLDER
 
 
-def call(kernel: Kernel, *inputs: Any, n: int = 3) -> list[Any]:
+def call(kernel: Kernel, *inputs: Any, n: int = 3, shared: int = 0) -> list[Any]:
     return kernel(
         inputs=list(inputs),
         template=[("T", inputs[0].dtype), ("N", n), ("ALONE", True)],
@@ -70,6 +69,7 @@ def call(kernel: Kernel, *inputs: Any, n: int = 3) -> list[Any]:
         threadgroup=(32, 1, 1),
         output_shapes=[(2, 3)],
         output_dtypes=[mx.bfloat16],
+        shared_memory=shared,
     )
 
 
@@ -139,7 +139,13 @@ def test_what_the_compiler_refuses_goes_mlx_s_way(
     made: list[dict[str, Any]] = []
     library = Compiler()
     compiler = Nvrtc(library, "sm_90")
-    monkeypatch.setattr(mx.fast, "cuda_kernel", lambda **all: made.append(all) or (lambda **given: ["by MLX"]))
+
+    def launch(
+        *, inputs: Any, template: Any, grid: Any, threadgroup: Any, output_shapes: Any, output_dtypes: Any
+    ) -> list[str]:
+        return ["by MLX"]  # as MLX's own, it is told of shared memory when it is made
+
+    monkeypatch.setattr(mx.fast, "cuda_kernel", lambda **all: made.append(all) or launch)
     caplog.set_level("INFO")
     refused, unknown = (Kernel("sum", ["a"], ["out"], source, "header") for source in ("error", "right"))
     a = mx.zeros((2, 3), mx.bfloat16)
@@ -148,6 +154,7 @@ def test_what_the_compiler_refuses_goes_mlx_s_way(
     assert len(library.compiled) == len(made) == caplog.text.count("compiled by MLX: line 1") == 1
     monkeypatch.setattr(cuda, "nvrtc", lambda: None)
     assert call(unknown, a) == ["by MLX"] and made[-1]["header"] == "header" and made[-1]["input_names"] == ("a",)
+    assert call(unknown, a, shared=4096) == ["by MLX"] and [one["shared_memory"] for one in made[1:]] == [0, 4096]
 
 
 def test_there_is_no_compiler_without_a_device() -> None:

@@ -13,9 +13,8 @@ import pytest
 
 from tests.models.cuda_host import COMPILER, compiled
 from treadle.models import gemv, linear, packed_gemm, packed_gemv, products
-from treadle.models.around import Around
+from treadle.models.around import Around, Form
 from treadle.models.packed_gemm import Block
-from treadle.models.packed_gemv import Form
 
 AROUND = [
     Around(),
@@ -199,6 +198,16 @@ def test_devices_without_the_instruction_have_no_kernel_for_packed_weights(monke
         told = {"compute_capability_major": major}
         monkeypatch.setattr(mx, "device_info", lambda *_, told=told: told)
         assert products.most_rows(layer) == most
+
+
+def test_one_row_has_its_kernel_where_that_for_more_is_not_sound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mx.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(mx, "device_info", lambda *_: {"compute_capability_major": 9})
+    layer = nn.QuantizedLinear(256, 8, group_size=64, bits=4, bias=False)
+    layer.set_dtype(mx.bfloat16)
+    for sound in (products.MOST_ROWS, 1, 0):
+        monkeypatch.setattr(products, "_sound", lambda form, dtype, around, most, inputs, up_to=sound: most <= up_to)
+        assert products.most_rows(layer) == sound
 
 
 def test_as_many_rows_as_the_kernel_takes_go_there(monkeypatch: pytest.MonkeyPatch) -> None:

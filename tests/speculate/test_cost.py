@@ -113,6 +113,8 @@ def test_steps_have_widths_that_are_usual():
     assert [step.width for step in cost.steps(2, 16, padded=False)] == list(range(1, 17))
     assert [cost.cheapest_width(2, n, 16) for n in (3, 8, 9)] == [4, 8, 16]
     assert cost.cheapest_width(2, 9, 12) == 9
+    assert cost.unpadded().observed() == cost.observed() and cost.unpadded().at(SHORT).cheapest_width(2, 9, 16) == 9
+    assert cost.at(SHORT).cheapest_width(2, 9, 16) == 16, "which stays as it is"
 
 
 @pytest.mark.parametrize(("seen", "age"), [(1, FIRST_AGE), (2, 4 * FIRST_AGE), (7, PLAIN_AGE)])

@@ -82,6 +82,25 @@ class Scripted(Speculation):
         super().begin(sequence)
 
 
+class Watch:
+    """A clock that stands still while another loop has its turn, for which no drafts are to be blamed."""
+
+    def __init__(self) -> None:
+        self._stood = 0.0
+        self._since: float | None = None
+
+    def __call__(self) -> float:
+        return (time.perf_counter() if self._since is None else self._since) - self._stood
+
+    def stop(self) -> None:
+        self._since = time.perf_counter()
+
+    def go(self) -> None:
+        if self._since is not None:
+            self._stood += time.perf_counter() - self._since
+        self._since = None
+
+
 @dataclass
 class Pace:
     """One run: what all rows made together while all of them decoded."""
@@ -103,6 +122,7 @@ class Stage:
         self.model = Settled(subject.model, subject.caps.vocab_size) if settled else subject.model
         self._forward = Forward(self.model, subject.forward.compiled, subject.forward.saves_s)
         self._store = Store(Settings(Budget(2**40), 2**62))
+        self._watches: dict[Speculation | None, Watch] = {}
         self._new_layers = partial(new_layers, subject.model, subject.caps)
         batches = subject.caps.batching is Batching.RAGGED
         with self._forward.at_once():
@@ -112,17 +132,23 @@ class Stage:
 
     def scripted(self, right: float | None, truth: Sequence[int]) -> Speculation:
         """As a server has it that was just started; without `right` there is no script, but lookup in the text."""
-        cost = deepcopy(self.calibration.cost)
+        caps, watch, cost = self.subject.caps, Watch(), deepcopy(self.calibration.cost)
         if right is None:
-            return Speculation(self.subject.caps, time.perf_counter, cost=cost, noise=self.calibration.noise)
-        speculation = Scripted(self.subject.caps, time.perf_counter, cost=cost, noise=self.calibration.noise)
+            return self._watched(Speculation(caps, watch, cost=cost, noise=self.calibration.noise), watch)
+        speculation = Scripted(caps, watch, cost=cost, noise=self.calibration.noise)
+        self._watched(speculation, watch)
         speculation.right, speculation.truth = right, truth
         return speculation
 
     def unscripted(self, before: Speculation) -> Speculation:
         """Another one without a script, that knows what steps cost and nothing else."""
-        caps, clock = self.subject.caps, time.perf_counter
-        return Speculation(caps, clock, cost=before.cost, noise=before.noise, counters=before.counters)
+        caps, watch = self.subject.caps, Watch()
+        known = Speculation(caps, watch, cost=before.cost, noise=before.noise, counters=before.counters)
+        return self._watched(known, watch)
+
+    def _watched(self, speculation: Speculation, watch: Watch) -> Speculation:
+        self._watches[speculation] = watch
+        return speculation
 
     def prompt(self, context: int) -> Ids:
         return np.random.default_rng(context).integers(0, self.subject.caps.vocab_size, context)
@@ -150,18 +176,24 @@ class Stage:
             if not going:
                 break
             i = min(going)[1]
-            began = time.perf_counter()
-            for _ in range(TURN):
-                paces[i].tokens += sum(len(output.tokens) for output in loops[i].step())
-                paces[i].steps += 1
-                if loops[i].num_running < rows:
-                    break
-            mx.synchronize()  # what is under way is this loop's
-            paces[i].seconds += time.perf_counter() - began
+            self._turn(loops[i], paces[i], rows, self._watches.get(speculations[i], Watch()))
         for loop in loops:
             for i in range(rows):
                 loop.abort(f"r{i}")
         return paces
+
+    def _turn(self, loop: Loop, pace: Pace, rows: int, watch: Watch) -> None:
+        """The first step does not count: in it the device waits for the host, or computes what another loop left."""
+        watch.go()
+        loop.step()
+        began = time.perf_counter()
+        for _ in range(TURN):
+            if loop.num_running < rows:
+                break
+            pace.tokens += sum(len(output.tokens) for output in loop.step())
+            pace.steps += 1
+        pace.seconds += time.perf_counter() - began
+        watch.stop()
 
     def _started(self, context: int, rows: int, most: int, speculation: Speculation | None) -> Loop:
         loop = self._loop(rows, speculation)

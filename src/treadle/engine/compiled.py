@@ -34,7 +34,7 @@ from treadle.types import Batching, Caps
 log = logging.getLogger("treadle.engine")
 
 MOST_TRACES = 48  # that are kept: some megabytes each, on CUDA
-WIDTHS = (1, 2, 4, 8, 16)  # tokens per row of compiled steps: checked steps are padded to what is cheapest
+WIDTHS = (1, 2, 4, 8, 16)  # tokens per row of compiled steps: checked steps are padded to one of these
 EARLY = 3  # steps of a kind that are built one by one before it is traced
 GRACE_S = 1.0
 TRIAL = 20  # tokens before the steps that are compared

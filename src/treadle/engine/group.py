@@ -77,6 +77,7 @@ class Group:
         self.layers: Any = None
         self.sampler = Sampler(vocab_size)
         self.flight: Flight | None = None
+        self.denied = self.denials = 0  # see `Speculation.foresees`
         self._feed: Any = None  # int32 [rows]: the token each row is fed next, possibly lazy
 
     def takes(self, sequence: Sequence, batching: Batching) -> bool:
@@ -99,6 +100,7 @@ class Group:
         sequence.layers = None
         if sequence.holder is not None:
             sequence.holder.locate = lambda: (self.layers, self.rows.index(sequence))
+        self.denied = self.denials = 0
         n = sequence.num_prompt
         prompt = sequence.tokens[:n] if sequence.original is None else sequence.original.prompt
         self.sampler.join(sequence.request.sampling, prompt, sequence.tokens[n:])

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Several
-from copy import deepcopy
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
@@ -85,8 +84,6 @@ class Speculation:
         self._experience = Experience(WARM_UP, PROBE_EVERY)
         self._costs: dict[KvFormat, CostTable] = {}  # of rows in other formats than the model's
         self._planning_s = 0.0
-        self._denials = 0  # times in a row that somebody was asked whose drafts did not pay
-        self._denied = 0  # steps for which nobody is asked therefore
         self._traces = Traces.count  # made up to the last step
         self._blamed: list[Sequence] = []  # rows for whose sake the device has had nothing to do since `_idle_since`
         self._idle_since = 0.0
@@ -143,9 +140,12 @@ class Speculation:
     # Before a step
 
     def foresees(self, group: Group) -> bool:
-        """Whether the step under way should be read before the next, because that one will probably bring drafts."""
-        if self._denied:
-            self._denied -= 1
+        """Whether the step under way should be read before the next, because that one will probably bring drafts.
+
+        Where drafts did not pay, rows are not asked again for as many steps as they were denied in a row.
+        """
+        if group.denied:
+            group.denied -= 1
             return False
         if not self._may(group):
             return False
@@ -157,10 +157,10 @@ class Speculation:
         terms = self._terms(group, count)
         expected = [self._expects(row, offers.get(row), terms) for row in rows]  # each is told, not only the first
         if any(expected):
-            self._denials = 0
+            group.denials = 0
             return True
-        self._denials += 1
-        self._denied = min(MOST_DENIED, self._denials)
+        group.denials += 1
+        group.denied = min(MOST_DENIED, group.denials)
         return False
 
     def _expects(self, row: Sequence, offer: Offer | None, terms: StepTerms) -> bool:
@@ -223,7 +223,7 @@ class Speculation:
         """Rows held in another way than the model's have prices of their own, which begin as those of the model's."""
         kv = rows[0].kv if rows else None
         if kv is not None and kv not in self._costs:
-            self._costs[kv] = deepcopy(self.cost)
+            self._costs[kv] = self.cost.unpadded()  # no trace serves such rows
         return (self.cost if kv is None else self._costs[kv]).at(sum(row.computed for row in rows))
 
     def _free(self, row: Sequence, launched: int = 0) -> bool:

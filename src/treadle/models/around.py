@@ -10,7 +10,16 @@ from dataclasses import dataclass
 
 from treadle.models.kernels import SIGMOID
 
+WARP = 32
 MOST_NORMED = 14 * 1024  # inputs of a row that is normed, which a block holds beside what else it has
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How weights are packed, in the affine mode of `mx.quantize`."""
+
+    group_size: int
+    bits: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import logging
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import cache, cached_property
+from functools import cache
 from typing import Any
 
 import mlx.core as mx
@@ -95,6 +95,7 @@ class Kernel:
         self.source = source
         self.header = header
         self._codes: dict[Any, tuple[str, bytes] | None] = {}  # by all that a text depends on
+        self._plains: dict[int, Any] = {}
 
     def __call__(
         self,
@@ -108,14 +109,15 @@ class Kernel:
         shared_memory: int = 0,
     ) -> list[Any]:
         """`shared_memory`: bytes of it that a source asks for by `extern __shared__`."""
-        places = {"grid": grid, "threadgroup": threadgroup, "shared_memory": shared_memory}
+        places = {"grid": grid, "threadgroup": threadgroup}
         results = {"output_shapes": output_shapes, "output_dtypes": output_dtypes}
         key = (*template, *((a.dtype, a.ndim) for a in inputs), *output_dtypes)
         if key not in self._codes:
             self._codes[key] = self._code(inputs, template, output_dtypes)
         found = self._codes[key]
         if found is None:
-            return self._plain(inputs=inputs, template=template, **places, **results)  # type: ignore[no-any-return]
+            plain = self._plain(shared_memory)
+            return plain(inputs=inputs, template=template, **places, **results)  # type: ignore[no-any-return]
         name, code = found
         return mx.fast.precompiled_cuda_kernel(
             name=name,
@@ -123,6 +125,7 @@ class Kernel:
             inputs=inputs,
             scalars=[size for a, _ in self._shaped(inputs) for size in a.shape],
             ensure_row_contiguous=True,
+            shared_memory=shared_memory,
             **places,  # type: ignore[arg-type]
             **results,  # type: ignore[arg-type]
         )
@@ -159,15 +162,18 @@ class Kernel:
         named = zip(inputs, self.inputs, strict=True)
         return [(a, name) for a, name in named if f"{name}_shape" in self.source or f"{name}_strides" in self.source]
 
-    @cached_property
-    def _plain(self) -> Any:
-        return mx.fast.cuda_kernel(
-            name=self.name,
-            input_names=self.inputs,
-            output_names=self.outputs,
-            source=self.source,
-            header=self.header,
-        )
+    def _plain(self, shared_memory: int) -> Any:
+        """What MLX makes of it, which is told about shared memory before and not at each launch."""
+        if shared_memory not in self._plains:
+            self._plains[shared_memory] = mx.fast.cuda_kernel(
+                name=self.name,
+                input_names=self.inputs,
+                output_names=self.outputs,
+                source=self.source,
+                header=self.header,
+                shared_memory=shared_memory,
+            )
+        return self._plains[shared_memory]
 
 
 class Nvrtc:

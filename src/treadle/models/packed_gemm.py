@@ -1,9 +1,9 @@
-"""A CUDA kernel for the product of a few rows with packed weights, on tensor cores. Engine thread only.
+"""A CUDA kernel for the product of 2 to 256 rows with packed weights, on tensor cores. Engine thread only.
 
 MLX 0.32 reads packed weights once for each of up to 7 rows, and for more by a kernel that leaves most of an H200 idle
 and takes half a minute to compile on a new machine. Here rows, words and scales come into shared memory some stages
 ahead of what is computed. Weights become numbers of 16 bits, as `mx.dequantize` makes them, before they meet the rows:
-it is done once for up to 64 of them.
+each weight once for up to 64 rows.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Any
 
 import mlx.core as mx
 
-from treadle.models.around import Around, end_of
+from treadle.models.around import WARP, Around, Form, end_of
 from treadle.models.cuda import TILE, Kernel
-from treadle.models.packed_gemv import WARP, Form
 
 ROW_TILE = 8
 WARP_OUTPUTS = 32
 UNIT = 64  # inputs that a warp takes at a time
-LARGE = 4  # tiles of rows
+LEAST_WIDE = 4  # tiles of rows from which on a block of 64 outputs is better, and two stages are enough: so measured
+MOST_DEEP = 4  # tiles of rows up to which a warp takes two units a stage: so measured
 ROW_TILES = (1, 2, 3, 4, 6, 8)  # of 8 rows in a block; each number is compiled
 MANY, SOME = 192, 96  # blocks of 64 outputs that fill an H200 with several on a processor, or with one
 LEAST_SHARED = 99 * 1024  # bytes that a block may have on every device since Ampere, and on some
@@ -61,7 +61,7 @@ __device__ __forceinline__ unsigned int fma_of_pairs(unsigned int a, unsigned in
     else asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(found) : "r"(a), "r"(b), "r"(c));
     return found;
 }
-extern __shared__ uint4 dynamic_memory[];
+extern __shared__ uint4 dynamic_memory[];  // named here only: tests run the source where there is no such thing
 __device__ __forceinline__ uint4* shared_pieces() { return dynamic_memory; }
 __device__ __forceinline__ void fetch_piece(uint4* to, const void* from, bool there) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::
@@ -148,7 +148,7 @@ SOURCE = """
         }
         end_stage();
     };
-    auto twice = [](T one) { return static_cast<unsigned int>(one.bits) << 16 | one.bits; };
+    auto twice = [](unsigned short bits) { return static_cast<unsigned int>(bits) << 16 | bits; };
     float sum[TILES][ROW_TILES][4] = {};
     for (int s = 0; s < STAGES - 1; ++s) fetch(s);
     #pragma unroll 1
@@ -157,7 +157,7 @@ SOURCE = """
         __syncthreads();
         fetch(stage + STAGES - 1);
         const uint4* const held = pool + stage % STAGES * STAGE_PIECES;
-        const T* const held_scales = reinterpret_cast<const T*>(held + WORDS_END);
+        const unsigned short* const held_scales = reinterpret_cast<const unsigned short*>(held + WORDS_END);
         #pragma unroll
         for (int u = 0; u < UNITS; ++u) {
             const int unit = way * UNITS + u;
@@ -196,6 +196,7 @@ SOURCE = """
                         }
                 // Products of a turn wait for none of the same turn.
                 constexpr int TURN = ROW_TILES < 4 ? ROW_TILES : ROW_TILES % 4 ? 3 : 4;
+                static_assert(ROW_TILES % TURN == 0);
                 #pragma unroll
                 for (int from = 0; from < ROW_TILES; from += TURN) {
                     unsigned int pairs[TURN][4];
@@ -258,6 +259,7 @@ def kernel(around: Around) -> Any:
 
 def launch(form: Form, around: Around, x: Any, *others: Any, block: Block | None = None) -> Any:
     """`others`: weights, scales and biases, and the bias if there is one, as `Around.inputs` orders it."""
+    assert not (around.norm or around.add), "of a single row"
     outputs, words = others[0].shape
     inputs, count = words * 32 // form.bits, outputs // around.outputs
     rows = x.size // inputs
@@ -287,14 +289,14 @@ def block_for(form: Form, outputs: int, rows: int) -> Block:
     blocks = -(-outputs // (2 * WARP_OUTPUTS)) * -(-rows // (ROW_TILE * row_tiles))
     if blocks >= MANY:
         return many
-    return some if blocks >= SOME and row_tiles >= LARGE else few
+    return some if blocks >= SOME and row_tiles >= LEAST_WIDE else few
 
 
 def kinds(form: Form, row_tiles: int) -> tuple[Block, Block, Block]:
-    """A block for many of them, which share processors, for some, which have one each, and for fewer than those."""
-    small = row_tiles <= LARGE or form.group_size > UNIT  # a stage has scales of two groups
-    many = Block(2, 2, 2, row_tiles, 2) if small else Block(2, 2, 1, row_tiles, 3)
-    others = Block(2, 4, 1, row_tiles, 3), Block(1, 8, 1, row_tiles, 3 if row_tiles < LARGE else 2)
+    """Blocks where there are many, which share processors, where there are some, with one each, and where fewer."""
+    deep = row_tiles <= MOST_DEEP or form.group_size > UNIT  # a stage has scales of two groups at least
+    many = Block(2, 2, 2, row_tiles, 2) if deep else Block(2, 2, 1, row_tiles, 3)
+    others = Block(2, 4, 1, row_tiles, 3), Block(1, 8, 1, row_tiles, 3 if row_tiles < LEAST_WIDE else 2)
     some, few = (block if block.shared_memory(form) <= _most_shared() else many for block in others)
     return many, some, few
 

@@ -11,27 +11,16 @@ tile, of ones, computes; so it leaves with the bias of the group. Codes of 8 bit
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import mlx.core as mx
 
-from treadle.models.around import NORMED_ROW, Around, end_of
+from treadle.models.around import NORMED_ROW, WARP, Around, Form, end_of
 from treadle.models.cuda import TILE, Kernel, bits_of
 
-WARP = 32
 TALL = 2**14  # outputs that are many: blocks enough for all processors with two tiles of 16
 WIDE = 4608  # outputs that are so few that more warps must share the inputs: so measured
-
-
-@dataclass(frozen=True, slots=True)
-class Form:
-    """How weights are packed, in the affine mode of `mx.quantize`."""
-
-    group_size: int
-    bits: int
-
 
 # A lane computes with words of outputs g and g + 8 of each tile, and if g is 0 with what of the row belongs to them; t
 # counts the lanes that share an output. A warp takes 128 bytes of each output at a time: read as they lie in memory,

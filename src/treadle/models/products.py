@@ -1,7 +1,7 @@
 """Products of few rows by CUDA kernels, for the linear layers that they know. Engine thread only.
 
-Weights that are not packed have a kernel for one row (`gemv.py`), packed ones for one (`packed_gemv.py`) and for up to
-`MOST_ROWS` (`packed_gemm.py`).
+There is one for a row and weights that are not packed (`gemv.py`), one for a row and packed ones (`packed_gemv.py`),
+and one for up to `MOST_ROWS` rows and those (`packed_gemm.py`).
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ import mlx.nn as nn
 import numpy as np
 
 from treadle.models import gemv, packed_gemm, packed_gemv
-from treadle.models.around import MOST_NORMED, Around
+from treadle.models.around import MOST_NORMED, Around, Form
 from treadle.models.kernels import ROUNDING
 from treadle.models.packed_gemm import Block
-from treadle.models.packed_gemv import Form
 
 log = logging.getLogger("treadle.models")
 
@@ -47,7 +46,8 @@ def most_rows(layer: Any, norm: bool = False, gated: bool = False, add: bool = F
     if weights[-1].dtype not in TYPES or not fits or not alike:
         return 0
     most = 1 if form is None or norm or add else MOST_ROWS
-    return most if _sound(form, weights[-1].dtype, around, most, inputs if norm else TRIAL_INPUTS) else 0
+    width = inputs if norm else TRIAL_INPUTS
+    return next((n for n in (most, 1) if _sound(form, weights[-1].dtype, around, n, width)), 0)
 
 
 def takes(layer: Any, x: Any, most: int) -> bool:
@@ -99,7 +99,8 @@ def _sound(form: Form | None, dtype: Any, around: Around, most: int, inputs: int
     try:
         off = [_off(form, dtype, around, 1, inputs=inputs)]
         if form is not None and most > 1:
-            blocks = dict.fromkeys(packed_gemm.kinds(form, -(-TRIAL_ROWS // packed_gemm.ROW_TILE)))
+            tiles = (-(-TRIAL_ROWS // packed_gemm.ROW_TILE), packed_gemm.ROW_TILES[-1])
+            blocks = dict.fromkeys(block for n in tiles for block in packed_gemm.kinds(form, n))
             off += [_off(form, dtype, around, TRIAL_ROWS, inputs=inputs, block=block) for block in blocks]
         worst = float(np.max(off))  # or NaN
     except RuntimeError as error:

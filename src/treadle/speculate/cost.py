@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, TypeVar
@@ -26,7 +27,7 @@ PLAIN_AGE = 200  # observed steps after which a plain one is due
 FIRST_AGE = 16  # and after the very first
 _FIRST = 1.5  # the first step of a size may build kernels: it does not count if it is so much dearer than the guess
 _UNSURE = 1.1  # in a choice of sizes, one that was not measured counts as so much dearer than the guess
-_NOTICED = 0.02  # smaller changes of a median are noise and change nothing
+_NOTICED = 0.02  # smaller changes of a median are noise and change nothing: to decide anew costs the host time
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ class CostTable:
         self._memo_version = 0
 
     @classmethod
-    def of(cls, verify: Mapping[int, float], plain: Mapping[int, float], widths: Sequence[int] = ()) -> CostTable:
+    def of(cls, verify: Mapping[int, float], plain: Mapping[int, float], widths: Collection[int] = ()) -> CostTable:
         """A table that begins with what `observed` gave: seconds of verify steps by tokens, of plain ones by rows."""
         table = cls(widths)
         for num_tokens, seconds in verify.items():
@@ -77,6 +78,16 @@ class CostTable:
         for _ in range((context // SHORT).bit_length()):
             table._longer = table = table._longer or CostTable(self._widths, table)
         return table
+
+    def unpadded(self) -> CostTable:
+        """A table that begins with the same prices, for steps of any width."""
+        found = deepcopy(self)
+        table: CostTable | None = found
+        while table is not None:
+            table._widths = frozenset()
+            table._memo.clear()
+            table = table._longer
+        return found
 
     def observe(self, num_tokens: int, seconds: float, *, warm: bool = False) -> None:
         """One verify step over `num_tokens` tokens, padding included. Raises ValueError unless both are positive.
@@ -119,8 +130,9 @@ class CostTable:
         return self._plain.at(rows) if self._plain.spans(rows) else None
 
     def cheapest_width(self, rows: int, wanted: int, limit: int) -> int:
-        """The width from `wanted` to `limit` whose step is cheapest, the smallest of equals; `wanted` if unknown.
+        """The width from `wanted` to `limit` whose step is cheapest, the smallest of equals.
 
+        Of those that are usual, if there are any; the first of them if no price is known.
         Sizes that were observed are preferred to such that are a guess.
         """
         return self.memo(("width", rows, wanted, limit), lambda: self._cheapest(rows, wanted, limit))
