@@ -75,7 +75,9 @@ def test_a_longer_context_makes_verify_steps_as_much_dearer_as_plain_ones():
     assert longer.steps(1, 8)[-1].seconds == pytest.approx(3.5 * 1.1)
     longer.observe(8, 5.0)
     assert longer.seconds(8) == 5.0
-    assert longer.seconds(1) == pytest.approx(4.5), "as much dearer as the nearest size that was measured"
+    assert longer.seconds(1) == pytest.approx(3.0), "as much dearer as the plain step"
+    assert longer.seconds(4) == pytest.approx(1.0 + 0.5 * 3 / 7 + 2.0 + 1.5 * 3 / 7), "between the two"
+    assert longer.seconds(16) == pytest.approx((cost.seconds(16) or 0) + 3.5)
     assert (cost.seconds(8), cost.plain(1)) == (1.5, 0.8)
 
 

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, TypeVar
 
+import numpy as np
+
 T = TypeVar("T")
 
 MOST_WIDTH = 16  # a step is padded to a cheaper size at most up to this many tokens per row
@@ -169,15 +171,24 @@ class CostTable:
         return self._changes + (self._shorter._version if self._shorter is not None else 0)
 
     def _dearer(self, num_tokens: int) -> float:
-        """How much longer a step takes with this context than with a shorter one, by the likest step that both know."""
-        shorter, size = self._shorter, self._verify.nearest(num_tokens)
-        if shorter is not None and size is not None:
-            return max(0.0, self._verify.points[size].value - (shorter.seconds(size) or 0.0))
-        rows = self._plain.nearest(num_tokens)
-        if rows is None or shorter is None:
-            return 0.0
-        before = shorter._plain_step(rows)
-        return 0.0 if before is None else max(0.0, self._plain.points[rows].value - before)
+        """How much longer a step takes with this context than with a shorter one.
+
+        By the steps that both know, plain ones of fewer tokens among them: on some devices a context costs every step
+        the same, on others each token in it.
+        """
+        sizes, more = self.memo("dearer", self._differences)
+        return float(np.interp(num_tokens, sizes, more)) if sizes else 0.0
+
+    def _differences(self) -> tuple[list[int], list[float]]:
+        shorter = self._shorter
+        found: dict[int, float] = {}
+        if shorter is not None:
+            plain = {rows: (value, shorter._plain_step(rows)) for rows, value in self._plain.values().items()}
+            found = {rows: max(0.0, value - before) for rows, (value, before) in plain.items() if before is not None}
+            for size, value in self._verify.values().items():
+                found[size] = max(0.0, value - (shorter.seconds(size) or 0.0))
+        sizes = sorted(found)
+        return sizes, [found[size] for size in sizes]
 
     def _plain_step(self, rows: int) -> float | None:
         """Of this context or a shorter one; if none was measured, a verify step without drafts stands for it."""
@@ -246,10 +257,6 @@ class _Curve:
 
     def values(self) -> dict[int, float]:
         return {size: self.points[size].value for size in self._sizes}
-
-    def nearest(self, size: int) -> int | None:
-        """The observed size that is nearest."""
-        return min(self._sizes, key=lambda known: abs(known - size), default=None)
 
     def at(self, size: int) -> float | None:
         if size in self.points:
