@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +17,7 @@ from treadle.cache.layers import Layers
 from treadle.cache.traced import Frame
 from treadle.engine import compiled
 from treadle.engine.compiled import Forward, forward_of
-from treadle.models import attention, few_queries
+from treadle.models import attention, few_queries, packed_attention
 from treadle.models.capabilities import forward, new_layers
 from treadle.types import Caps, KvFormat
 
@@ -120,6 +121,20 @@ def test_they_are_tried_at_load_for_models_whose_rows_are_packed(model: tuple[An
     assert found.compiled and found.packed
     exact = forward_of(model[0], replace(model[1], kv=KvFormat()), "metal", "on")
     assert not exact.packed
+
+
+def test_attention_that_needs_a_mask_is_left_alone(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, caps = built(CONFIGS["wide heads"])
+    for name in {type(module).__module__ for module in model.modules()}:
+        file = vars(sys.modules[name])
+        if attention.NAME in file:  # files are shared: what is there comes back at the end
+            monkeypatch.setitem(file, attention.NAME, file[attention.NAME])
+    packed_attention.install(model)
+    with caplog.at_level("INFO", "treadle.engine"):
+        assert not forward_of(model, replace(caps, kv=KV), "cpu", "on").compiled
+    assert "what no trace can read" in caplog.text and "could not be traced" not in caplog.text
 
 
 def test_a_mask_from_elsewhere_ends_it(model: tuple[Any, Caps], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -154,20 +154,28 @@ class PackedRows(Rows):
         self._offered: tuple[Any, Any] | None = None  # what this step's queries were given, until it is built
         self._owed = False  # whether that stands for packed rows, which somebody has to ask for
         self._asked: set[int] = set()  # numbers of tokens in a step whose attention reads packed rows by itself
+        self._viewed: set[int] = set()  # the same, of attention that needs no mask either
 
     @property
     def _reserved(self) -> int:
         return 0  # columns hold recent tokens only
 
+    def packed_view(self, mask: Any) -> tuple[Any, Any, Any] | None:
+        """What `columns.packed_view` tells of this layer's buffers."""
+        seen = self.columns.packed_view(mask, self.keys.shape[2])
+        if seen is not None:
+            self._viewed.add(self.columns.step)
+        return seen
+
     @property
-    def read_as_they_are(self) -> bool:
-        """Whether attention is known to read packed rows by itself in steps of so many tokens as the one under way."""
-        return self.columns.recent >= self.columns.step and self.columns.step in self._asked
+    def read_without_mask(self) -> bool:
+        """Whether attention is known to need no mask, and no packed row unpacked, in steps of this number of tokens."""
+        return self.columns.recent >= self.columns.step and self.columns.step in self._viewed
 
     def in_place(self, dtype: Any) -> tuple[Any, Any, Any] | None:
         """Only where nothing but attention that reads packed rows by itself, and so needs the queries, reads these."""
         late = self.columns.recent < self.columns.step  # what is due now may be among the rows of this step
-        copied = self.columns.read_packed > 0 and not self.read_as_they_are
+        copied = self.columns.read_packed > 0 and self.columns.step not in self._asked
         return None if late or copied else super().in_place(dtype)
 
     def written(self) -> tuple[Any, Any]:

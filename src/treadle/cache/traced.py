@@ -162,7 +162,7 @@ def _served(r: Rows, packed: bool) -> bool:
         return False
     columns, rows = r.columns, r.columns.num_rows
     whole = all(type(buffer.piece) is Packed and buffer.arrays()[0].shape[0] >= rows for buffer in r.packed)
-    return whole and columns.read_packed > 0 and not columns.due() and r.read_as_they_are
+    return whole and columns.read_packed > 0 and not columns.due() and r.read_without_mask
 
 
 def _recent(columns: Any, own: Sequence[Rows]) -> tuple[int, ...]:

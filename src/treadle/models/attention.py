@@ -140,7 +140,7 @@ def _over_packed(queries: Any, keys: Any, values: Any, cache: PackedRows, scale:
     packed = [buffer.whole(queries.shape[0], cache.columns.read_packed) for buffer in cache.packed]
     if not suits_packed(queries, *packed) or not cache.taken(keys, values):
         return None
-    seen = cache.columns.packed_view(mask, cache.keys.shape[2])
+    seen = cache.packed_view(mask)
     if seen is None:  # a mask from elsewhere
         return over_packed(queries, cache, scale, mask)
     own = (cache.keys, cache.values)
