@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from typing import Any
 
 import mlx.core as mx
@@ -16,7 +17,7 @@ from treadle.cache.geometry import STEP, bucket
 from treadle.cache.layers import Layers, Rows
 from treadle.cache.traced import Frame
 from treadle.engine import compiled
-from treadle.engine.compiled import EARLY, Forward, forward_of
+from treadle.engine.compiled import EARLY, TRACE_S, Forward, forward_of
 from treadle.models.blocks import Traces
 from treadle.models.capabilities import forward, new_layers
 from treadle.models.compile import compile_steps
@@ -25,6 +26,12 @@ from treadle.types import Batching, Caps, KvFormat
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6] * 3, [2, 7, 1] * 9, [5, 5, 8]]
 LONG = 220
 MODELS: dict[str, dict[str, Any]] = {**FAMILIES, "sinks": CONFIGS["sinks"], "window": CONFIGS["window"]}
+
+
+@pytest.fixture(autouse=True)
+def always_promising(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kind of steps is traced after EARLY of them, however long they take here."""
+    monkeypatch.setattr(compiled, "HOPE", math.inf)
 
 
 def prefilled(model: Any, caps: Caps, prompt: list[int], kv: KvFormat | None = None) -> Layers:
@@ -150,29 +157,46 @@ def test_packed_rows_gaps_and_places_are_met_as_before() -> None:
         np.testing.assert_allclose(same, wanted, atol=1e-5)
 
 
-def test_tracing_stops_when_it_costs_more_than_it_saves(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0.0]
+def test_what_comes_seldom_is_not_traced_and_what_a_trace_costs_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, ticks = [0.0], [TRACE_S / 4 / 9.9]  # so ten steps promise what a trace is taken to cost at first
 
     def clock() -> float:
-        now[0] += 0.3  # twice for each compiled step
+        now[0] += ticks[0]  # twice for each step that is built, or traced
         return now[0]
 
     monkeypatch.setattr(compiled.time, "perf_counter", clock)
+    monkeypatch.setattr(compiled, "HOPE", 4.0)
     model, caps = built(FAMILIES["llama"])
-    own = Forward(model, True, saves_s=0.1)
+    own = Forward(model, True)
     layers = prefilled(model, caps, PROMPTS[0])
-    widths = (1, 2, 4, 8, 16)
-    for width in widths:
-        for _ in range(EARLY + 1):
-            stepped(own, layers, [[1] * width])
-            layers.rewind(0, width)
-    made = [trace.run is not None for trace in own._traces.values()]
-    assert made == [True, True, True, True, False]  # 1.0 s, 0.3 s each
-    for _ in range(5):
-        stepped(own, layers, [[1]])
-        layers.rewind(0, 1)
-    stepped(own, layers, [[1] * 16])
-    assert all(trace.run is not None for trace in own._traces.values())
+
+    def step(width: int) -> int:
+        stepped(own, layers, [[1] * width])
+        layers.rewind(0, width)
+        return len(own._traces)
+
+    assert {step(width) for _ in range(9) for width in (1, 2, 4)} == {0}, "nine steps of each kind are no reason"
+    assert step(1) == 0
+    ticks[0] = 2 * TRACE_S
+    assert step(1) == 1
+    ticks[0] = TRACE_S / 4 / 9.9
+    assert [step(2) for _ in range(12)] == [1] * 11 + [2], "twenty, since a trace was seen to take twice as long"
+    with own.at_once():
+        assert step(4) == 3
+
+
+def test_traces_that_were_let_go_have_to_be_earned_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "MOST_TRACES", 1)
+    monkeypatch.setattr(compiled, "MOST_KINDS", 1)
+    model, caps = built(FAMILIES["llama"])
+    own, layers = Forward(model, True), prefilled(model, caps, PROMPTS[0])
+    made = []
+    for width in (1, 1, 1, 1, 2, 2, 2, 2, 1, 1, 1, 4, 1, 1, 1, 1):
+        stepped(own, layers, [[1] * width])
+        layers.rewind(0, width)
+        made.append([key[0][1] for key in own._traces])
+    assert made[2:5] == [[], [1], [1]] and made[6:8] == [[1], [2]]
+    assert made[8:] == [[2]] * 7 + [[1]], "three steps were counted, then forgotten for another kind's"
 
 
 def test_a_file_that_cannot_be_traced_is_left_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
@@ -212,8 +236,6 @@ def test_the_mode_says_whether_steps_are_compiled(
     model, caps = built(FAMILIES["qwen3"])
     found = forward_of(model, caps, backend, mode)
     assert found.compiled is expected
-    if mode == "auto" and expected:
-        assert found.saves_s == 1.0
 
 
 def test_results_that_differ_are_found_out(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -120,7 +120,7 @@ class Stage:
     def __init__(self, subject: Subject, settled: bool, noise: float | None) -> None:
         self.subject = subject
         self.model = Settled(subject.model, subject.caps.vocab_size) if settled else subject.model
-        self._forward = Forward(self.model, subject.forward.compiled, subject.forward.saves_s)
+        self._forward = Forward(self.model, subject.forward.compiled)
         self._store = Store(Settings(Budget(2**40), 2**62))
         self._watches: dict[Speculation | None, Watch] = {}
         self._new_layers = partial(new_layers, subject.model, subject.caps)

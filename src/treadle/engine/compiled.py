@@ -35,15 +35,24 @@ log = logging.getLogger("treadle.engine")
 
 MOST_TRACES = 48  # that are kept: some megabytes each, on CUDA
 WIDTHS = (1, 2, 4, 8, 16)  # tokens per row of compiled steps: checked steps are padded to one of these
+MOST_KINDS = 4096  # of steps that are counted
 EARLY = 3  # steps of a kind that are built one by one before it is traced
-GRACE_S = 1.0
+HOPE = 4.0  # steps of a kind that are taken to follow for each that came: a text stays within a bucket for long
+TRACE_S = 0.05  # what a trace is taken to cost before one was made
 TRIAL = 20  # tokens before the steps that are compared
 TRIED = 2  # of these steps
 
 
 @dataclass(slots=True)
+class _Kind:
+    """Steps that one trace would serve, while there is none."""
+
+    steps: int = 0
+    seconds: float = 0.0  # that building them took
+
+
+@dataclass(slots=True)
 class _Trace:
-    seen: int = 0  # steps that it would have served
     run: Any = None
     changed: list[int] = field(default_factory=list)  # numbers of the buffers that the forward replaced
 
@@ -51,32 +60,41 @@ class _Trace:
 class Forward:
     """Called as a model with the caches of `layers`, after `layers.begin`. `use` may be called at any time.
 
-    A trace costs as much as some tens of steps save, so one is made when its steps have come `EARLY` times, and only
-    while tracing has cost no more than `GRACE_S` and what compiled steps have saved.
+    A trace costs as much as building some tens of steps, so one is made for a kind of steps that came often enough to
+    promise that. Kinds that pass by, as when one row after the other joins, are built one by one.
     """
 
-    def __init__(self, model: Any, compiled: bool = False, saves_s: float = math.inf) -> None:
-        """`saves_s`: seconds that a compiled step saves."""
+    def __init__(self, model: Any, compiled: bool = False) -> None:
         self.model = model
         self.compiled = compiled
-        self.saves_s = saves_s
         self.packed = False  # whether rows of which some are packed were tried too
-        self._balance_s = GRACE_S
-        self._early = EARLY
+        self._at_once = False
+        self._trace_s = math.inf  # what the quickest trace took
+        self._kinds: OrderedDict[Any, _Kind] = OrderedDict()
         self._traces: OrderedDict[Any, _Trace] = OrderedDict()
         self._layers: Layers | None = None
 
     def __call__(self, ids: Any, layers: Layers, **more: Any) -> Any:
         """Logits [rows, n, vocab_size] of `ids` [rows, n]; `more` is what the model is told besides."""
+        kind = None
         served = self.compiled and ids.shape[1] in WIDTHS and not more
         if served and (frame := Frame.of(layers, self.packed)) is not None:
-            try:
-                if (trace := self._trace(ids, frame)) is not None:
+            key = (ids.shape, ids.dtype, frame.key, *((a.shape, a.dtype) for a in frame.arrays))
+            if (trace := self._traces.get(key) or self._earned(key)) is None:
+                kind = self._kinds[key]
+            else:
+                self._traces.move_to_end(key)
+                try:
                     return self._run(trace, ids, layers, frame)
-            except Exception:  # of a model's file; nothing was computed yet
-                log.exception("A step could not be traced; steps are built one by one from now on.")
-                self.compiled = False
-        return self.model(ids, cache=layers.caches, **more)
+                except Exception:  # of a model's file; nothing was computed yet
+                    log.exception("A step could not be traced; steps are built one by one from now on.")
+                    self.compiled = False
+        began = time.perf_counter()
+        logits = self.model(ids, cache=layers.caches, **more)
+        if kind is not None:
+            kind.steps += 1
+            kind.seconds += time.perf_counter() - began
+        return logits
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -89,11 +107,11 @@ class Forward:
     @contextmanager
     def at_once(self) -> Iterator[None]:
         """Trace each step that can be, however seldom it comes: for trials and measurements."""
-        self._early = 0
+        self._at_once = True
         try:
             yield
         finally:
-            self._early = EARLY
+            self._at_once = False
 
     def _run(self, trace: _Trace, ids: Any, layers: Layers, frame: Frame) -> Any:
         fresh, began = trace.run is None, time.perf_counter()
@@ -104,8 +122,8 @@ class Forward:
             logits, *changed = trace.run(ids, *frame.arrays)
         finally:
             self._layers = None
-        if self._early:
-            self._balance_s += began - time.perf_counter() if fresh else self.saves_s
+        if fresh:
+            self._trace_s = min(self._trace_s, time.perf_counter() - began)
         for number, array in zip(trace.changed, changed, strict=True):
             row = layers.rows[number // 2]
             if number % 2:
@@ -114,18 +132,19 @@ class Forward:
                 row.keys = array
         return logits
 
-    def _trace(self, ids: Any, frame: Frame) -> _Trace | None:
-        """What serves such steps; None: there is none, and it is not worth while yet."""
-        key = (ids.shape, ids.dtype, frame.key, *((a.shape, a.dtype) for a in frame.arrays))
-        trace = self._traces.get(key)
-        if trace is None:
-            trace = self._traces[key] = _Trace()
-            if len(self._traces) > MOST_TRACES:
-                self._traces.popitem(last=False)
-        self._traces.move_to_end(key)
-        trace.seen += 1
-        early = self._early and (trace.seen <= self._early or self._balance_s < 0)
-        return None if trace.run is None and early else trace
+    def _earned(self, key: Any) -> _Trace | None:
+        """A new trace if steps of this kind are worth one by now; one that is let go has to be earned again."""
+        kind = self._kinds.pop(key, None) or _Kind()
+        trace_s = self._trace_s if self._trace_s < math.inf else TRACE_S
+        if not self._at_once and (kind.steps < EARLY or HOPE * kind.seconds < trace_s):
+            self._kinds[key] = kind
+            if len(self._kinds) > MOST_KINDS:
+                self._kinds.popitem(last=False)
+            return None
+        trace = self._traces[key] = _Trace()
+        if len(self._traces) > MOST_TRACES:
+            self._traces.popitem(last=False)
+        return trace
 
     def _body(self, trace: _Trace, frame: Frame) -> Any:
         def body(ids: Any, *arrays: Any) -> tuple[Any, ...]:
@@ -167,7 +186,6 @@ def _choose(found: Forward, caps: Caps, mode: str) -> None:
         log.info("A step built one by one takes %.2f ms, and %.2f compiled as a whole.", 1e3 * built, 1e3 * compiled)
         if compiled >= built:
             return
-        found.saves_s = built - compiled
     found.use(True)
 
 
