@@ -121,12 +121,12 @@ class FakeStream:
             if output.finish is not None:
                 return
 
-    def abort(self) -> None:
-        self._engine.abort(self.id)
+    def abort(self, finish: Finish = Finish.ABORT) -> None:
+        self._engine.abort(self.id, finish=finish)
 
-    def cancel(self, error: str | None) -> None:
+    def cancel(self, error: str | None, finish: Finish) -> None:
         self._task.cancel()
-        self._put(self._end(Finish.ABORT, 0)._replace(error=error))
+        self._put(self._end(finish, 0)._replace(error=error))
 
     def _put(self, output: Output) -> None:
         self._engine.recorder.turn([output], 0.001)
@@ -268,12 +268,12 @@ class FakeEngine:
         stream = self.streams[request.id] = FakeStream(self, request, script)
         return stream
 
-    def abort(self, id: str, error: str | None = None) -> bool:
+    def abort(self, id: str, error: str | None = None, finish: Finish = Finish.ABORT) -> bool:
         stream = self.streams.pop(id, None)
         if stream is None:
             return False
         self.aborted[id] = stream.phase
-        stream.cancel(error)
+        stream.cancel(error, finish)
         return True
 
     async def cache_report(self) -> CacheReport:

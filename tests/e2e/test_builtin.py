@@ -5,6 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import httpx
 import pytest
 from openai import APIError, BadRequestError, OpenAI
 
@@ -77,6 +78,19 @@ def test_a_stop_string_across_tokens_is_never_shown(client: OpenAI) -> None:
     stop = whole[5:17]  # begins and ends inside words
     assert chat(client, temperature=0, stop=[stop]) == whole[:5]
     assert "".join(streamed(client, temperature=0, stop=[stop, "never said"])) == whole[:5]
+
+
+def test_a_stop_string_counts_as_an_end_and_not_as_something_given_up(server: Served) -> None:
+    def counts() -> dict[str, int]:
+        found: dict[str, int] = httpx.get(server.url + "/v1/stats", timeout=30).json()["totals"]["finished"]
+        return found
+
+    until(server.idle)
+    before = counts()
+    stop = chat(server.client, temperature=0)[5:17]
+    streamed(server.client, temperature=0, stop=[stop])
+    until(lambda: sum(counts().values()) == sum(before.values()) + 2)
+    assert counts() == before | {"stop": before["stop"] + 2}
 
 
 def test_no_character_is_cut(client: OpenAI) -> None:

@@ -143,9 +143,11 @@ class Engine:
     def __init__(self, outputs: Sequence[Output]) -> None:
         self.outputs = list(outputs)
         self.aborts = 0
+        self.finish: Finish | None = None  # as it was told
 
-    def abort(self) -> None:
+    def abort(self, finish: Finish = Finish.ABORT) -> None:
         self.aborts += 1
+        self.finish = finish
 
     async def __aiter__(self) -> AsyncIterator[Output]:
         for output in self.outputs:
@@ -154,7 +156,7 @@ class Engine:
             yield output
         if self.aborts:
             yield Output("r", (ids_of("late")[0],))
-            yield Output("r", finish=Finish.ABORT, usage=USAGE)
+            yield Output("r", finish=self.finish, usage=USAGE)
 
 
 def listen(engine: Engine, stops: Sequence[str]) -> Collected:
@@ -167,6 +169,7 @@ def test_streamed_equals_collected_and_a_stop_string_aborts_once(text: str, stop
     made = listen(engine, stops)
     assert made == answer(engine.outputs, stops)
     assert engine.aborts == (made.stop_string is not None)
+    assert engine.finish == (None if made.stop_string is None else Finish.STOP), "no abort, for those who count"
 
 
 def test_a_consumer_that_leaves_aborts() -> None:
@@ -177,7 +180,7 @@ def test_a_consumer_that_leaves_aborts() -> None:
 
     engine = Engine(outputs_of(ids_of("the capital of"), range(9)))
     asyncio.run(leave(engine))
-    assert engine.aborts == 1
+    assert (engine.aborts, engine.finish) == (1, Finish.ABORT)
 
 
 def test_outputs_that_end_without_a_result_end_in_an_error() -> None:

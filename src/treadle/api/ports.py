@@ -11,7 +11,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
 from treadle.metrics.recorder import Recorder
-from treadle.types import CacheReport, Caps, Drafting, Ids, Output, Request, Skimming, Span
+from treadle.types import CacheReport, Caps, Drafting, Finish, Ids, Output, Request, Skimming, Span
 
 
 class ReaderPort(Protocol):
@@ -61,7 +61,7 @@ class StreamPort(Protocol):
 
     @property
     def id(self) -> str: ...
-    def abort(self) -> None: ...
+    def abort(self, finish: Finish = Finish.ABORT) -> None: ...
     def __aiter__(self) -> AsyncIterator[Output]: ...
 
 

@@ -14,7 +14,7 @@ from treadle.config import Config
 from treadle.engine.memory import Ledger
 from treadle.engine.stream import Stream
 from treadle.errors import BadRequest, ContextLengthExceeded, QueueFull
-from treadle.types import Caps, Drafting, Request, Skimming
+from treadle.types import Caps, Drafting, Finish, Request, Skimming
 from treadle.vision.spans import largest
 
 if TYPE_CHECKING:
@@ -109,8 +109,8 @@ class Resident:
         self._thread.submit(stream, request)
         return stream
 
-    def abort(self, id: str) -> None:
-        self._thread.abort(id)
+    def abort(self, id: str, finish: Finish) -> None:
+        self._thread.abort(id, finish)
 
     def ended(self, id: str) -> None:
         """The last output of a stream was handed over."""

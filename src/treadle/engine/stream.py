@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Self
 
-from treadle.types import Output
+from treadle.types import Finish, Output
 
 if TYPE_CHECKING:
     from treadle.engine.resident import Resident
@@ -34,6 +34,6 @@ class Stream:
     def put(self, output: Output) -> None:
         self._queue.put_nowait(output)
 
-    def abort(self) -> None:
-        """Stop the work for this request; the stream still ends with its last output."""
-        self.resident.abort(self.id)
+    def abort(self, finish: Finish = Finish.ABORT) -> None:
+        """Stop the work for this request; the stream still ends with its last output. `finish`: what it counts as."""
+        self.resident.abort(self.id, finish)

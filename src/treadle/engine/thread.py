@@ -95,12 +95,12 @@ class EngineThread:
         self._recorder.submitted(request, stream.resident.model.name)
         self._inbox.put(lambda: stream.resident.loop.submit(request))
 
-    def abort(self, id: str) -> bool:
+    def abort(self, id: str, finish: Finish = Finish.ABORT) -> bool:
         """End a request within one step or one prefill chunk. False when the id is unknown."""
         stream = self.streams.get(id)
         if stream is not None:
             resident = stream.resident
-            self._inbox.put(lambda: resident in self._residents and resident.loop.abort(id))
+            self._inbox.put(lambda: resident in self._residents and resident.loop.abort(id, finish))
         return stream is not None
 
     @property

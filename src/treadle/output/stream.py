@@ -7,7 +7,7 @@ Reasoning and tool calls are read behind it, in `reply.py`, and speak the same `
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -180,6 +180,12 @@ class TextStream:
         return Event(Kind.DONE, finish=Finish.STOP, stop_string=self._stops.matched, usage=usage)
 
 
+class Abort(Protocol):
+    """Stops the work for one sequence, which then counts as `finish`."""
+
+    def __call__(self, finish: Finish = Finish.ABORT) -> None: ...
+
+
 class Pipeline(Protocol):
     """Outputs to events, as `TextStream` and `ReplyStream` do it."""
 
@@ -188,7 +194,7 @@ class Pipeline(Protocol):
     def push(self, output: Output) -> list[Event]: ...
 
 
-async def events(outputs: AsyncIterator[Output], pipeline: Pipeline, abort: Callable[[], None]) -> AsyncIterator[Event]:
+async def events(outputs: AsyncIterator[Output], pipeline: Pipeline, abort: Abort) -> AsyncIterator[Event]:
     """The events of one sequence, ending with exactly one `done`.
 
     `abort` is called at most once: as soon as a stop string matches, or when the consumer leaves early (or
@@ -203,7 +209,7 @@ async def events(outputs: AsyncIterator[Output], pipeline: Pipeline, abort: Call
                 running = False
             elif pipeline.stopped and running:
                 running = False
-                abort()
+                abort(Finish.STOP)
             for event in made:
                 yield event
             if output.finish is not None:
