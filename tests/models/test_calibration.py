@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.models.gguf_files import make, matrices, write_gguf
-from treadle import runtime
+from treadle import compiler, runtime
 from treadle.config import Config
 from treadle.engine import build
 from treadle.engine.compiled import Forward
@@ -54,6 +54,10 @@ CAPS = st.builds(
 COSTS = st.builds(StepCosts, st.floats(0, 1e3), SECONDS, SECONDS)
 FAULTS = st.none() | WORDS
 KEY = {"model": "r1", "device": "this one"}
+
+
+class Kernels:
+    __file__ = "kernels-of-now.so"
 
 
 def refuse() -> Any:
@@ -129,6 +133,27 @@ def test_the_key_changes_with_all_that_computes(tmp_path: Path) -> None:
     ]
     assert all(other != key for other in others)
     assert {"treadle", "mlx", "mlx-lm", "cores", "blas", "kernels", "fused kernels", "code"} <= key.keys()
+
+
+def test_a_trial_without_kernels_does_not_cost_what_is_known_with_them(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    costs = [StepCosts(0.5, {1: float(n)}) for n in (1, 2, 3)]
+    monkeypatch.delenv(compiler.SWITCH, raising=False)
+    ways: list[Callable[[], None]] = [
+        lambda: monkeypatch.setattr(module.build, "kernels", lambda: Kernels),
+        lambda: monkeypatch.setattr(module.build, "kernels", lambda: None),
+        lambda: monkeypatch.setenv(compiler.SWITCH, "1"),
+    ]
+    for way, own in zip(ways, costs, strict=True):
+        way()
+        calibration("r1", {}, "model").steps("16", lambda own=own: own)  # type: ignore[misc]
+    monkeypatch.setattr(module, "_opened", {})
+    monkeypatch.delenv(compiler.SWITCH)
+    assert calibration("r1", {}, "model").steps("16", refuse) == costs[1]
+    monkeypatch.setattr(module.build, "kernels", lambda: Kernels)
+    assert calibration("r1", {}, "model").steps("16", refuse) == costs[0]
+    assert len(list(place.iterdir())) == 3
 
 
 def test_the_key_follows_the_program_s_own_files(tmp_path: Path) -> None:

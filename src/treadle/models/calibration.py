@@ -30,6 +30,7 @@ log = logging.getLogger("treadle.models")
 
 FORMAT = 1  # of the file
 FOLDER = "calibration"  # in the cache folder
+OFF = "off"  # what a key says of kernels that could be used here and are not
 
 Count = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -155,12 +156,14 @@ _opened: dict[tuple[Path, str], CalibrationFile] = {}
 def calibration(revision: str, config: Any, name: str) -> CalibrationFile:
     """The findings for weights of that `revision`, built by `config` (anything that has a JSON form or a repr).
 
-    The same object for the same question: a model may be unloaded and loaded again.
+    The same object for the same question: a model may be unloaded and loaded again. Without kernels that could be used
+    there is a file of its own, so that a trial without them does not cost what is known with them.
     """
     facts = runtime.device_facts()
     key = key_of(revision, config, facts)
     device = re.sub(r"[^A-Za-z0-9]+", "-", f"{facts.backend} {facts.name}").strip("-")
-    path = folder() / f"{revision}-{device}.json"
+    ways = "".join(f"-{name.replace(' ', '-')}-off" for name in ("kernels", "fused kernels") if key[name] == OFF)
+    path = folder() / f"{revision}-{device}{ways}.json"
     place = (path, json.dumps(key, sort_keys=True))
     if place not in _opened:
         _opened[place] = CalibrationFile(path, key, name)
@@ -177,8 +180,8 @@ def key_of(revision: str, config: Any, facts: runtime.DeviceFacts) -> dict[str, 
         "backend": facts.backend,
         "cores": str(system.physical_cores()),
         "blas": runtime.prepare().note,
-        "kernels": _kernels() if facts.backend == "cpu" else "none of ours",
-        "fused kernels": "off" if compiler.SWITCH in os.environ else "on",
+        "kernels": _kernels() if facts.backend == "cpu" else "MLX's",
+        "fused kernels": OFF if compiler.SWITCH in os.environ else "on",
         "code": _code(Path(treadle.__file__).parent),
         **facts.versions,
     }
@@ -186,7 +189,7 @@ def key_of(revision: str, config: Any, facts: runtime.DeviceFacts) -> dict[str, 
 
 def _kernels() -> str:
     found = build.kernels()
-    return "none of ours" if found is None else Path(str(found.__file__)).stem
+    return OFF if found is None else Path(str(found.__file__)).stem
 
 
 @cache
