@@ -15,6 +15,7 @@ import time
 
 from treadle.bench.parts import Part, Run, chosen, inside
 
+SCRIPT = ("--part", "script", "--accept", "0.8", "--no-repeats")
 SMALL = "random:0.6b"  # reads long prompts for the model under measurement
 
 
@@ -26,8 +27,8 @@ def parts_of(model: str, small: str = SMALL) -> list[Part]:
         Part("overhead", (*name, "--tokens", "96", "--rounds", "2")),
         Part("batch", (*name, "--streams", "1", "4", "16", "--tokens", "48")),
         Part("prefix", (*name, "--context", "4096")),
-        Part("http", (*name, "--streams", "1", "16", "--tokens", "96")),
-        Part("speculate", (*name, "--part", "script", "--accept", "0.8", "--tokens", "128", "--rounds", "2")),
+        Part("http", (*name, "--streams", "1", "16", "--tokens", "400")),
+        Part("speculate", (*name, *SCRIPT, "--rows", "1", "8", "--tokens", "128", "--rounds", "2")),
         Part("sparse", (*name, "--part", "speed", "--small", small, "--context", "8192", "--rounds", "1")),
         Part("kv", (*name, "--context", "4096", "--steps", "24", "--bits", "16", "8", "4")),
     ]
