@@ -23,7 +23,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--model", default=None, help="of text (smollm2) and script (random:tiny)")
     parser.add_argument("--accept", type=share, nargs="+", default=[0.8, 0.0], help="script: share of right drafts")
     parser.add_argument("--context", type=positive, nargs="+", default=[1024], help="script: tokens of the prompt")
-    parser.add_argument("--rows", type=positive, nargs="+", default=[1], help="script: rows that decode together")
+    parser.add_argument("--rows", type=positive, nargs="+", default=[1], help="rows that decode together")
     parser.add_argument("--tokens", type=positive, default=192, help="per row and run")
     parser.add_argument("--rounds", type=positive, default=3, help="by turns; steps are short: twice as many")
     parser.add_argument("--draft", choices=("none", "self"), default="none", help="text: the model as its own draft")
@@ -50,7 +50,8 @@ def _text(args: argparse.Namespace) -> None:
     modes = ["off", "lookup", *(["draft"] if args.draft == "self" or loaded.draft else [])]
     if "draft" not in modes:
         print(f"draft: not run, because {loaded.name} has no smaller model of its kind; --draft self takes itself.")
-    lines = list(Bench(loaded, modes, args.tokens).cases(args.length, args.rounds))
+    bench = Bench(loaded, modes, args.tokens)
+    lines = [line for rows in args.rows for line in bench.cases(args.length, rows, args.rounds)]
     report("speculate: real text", lines, model=loaded.name, draft=args.draft)
 
 

@@ -11,6 +11,7 @@ import collections
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from inspect import getsource
 from typing import Any
 
@@ -29,6 +30,7 @@ from treadle.prompt.tokenise import encode
 from treadle.types import Footprint, Ids, Request, Sampling
 
 LENGTHS = {"short": 250, "long": 1500}  # tokens of a prompt, about
+SHIFT = 61  # tokens that the material of one row begins behind that of the row before it
 PROSE = textwrap.dedent("\n\n".join(str(x.__doc__) for x in (options, options.ArgumentParser, textwrap.TextWrapper)))
 CODE = "\n\n".join(getsource(x) for x in (collections.Counter, textwrap.TextWrapper))
 NAMES = ("Ada", "Grace", "Alan", "Edsger", "Barbara", "Donald", "Niklaus", "Tony")
@@ -55,14 +57,13 @@ TASKS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
-    """One reply: its speed in tokens per second, and the drafts of its row."""
+class Replies:
+    """Those of all rows: their speed in tokens per second together, from the first token to the last, and drafts."""
 
-    tokens: tuple[int, ...]
+    texts: tuple[tuple[int, ...], ...]
     speed: float
     drafted: int
     accepted: int
-    saved: int  # steps
 
 
 class Bench:
@@ -74,44 +75,49 @@ class Bench:
         self.tokens = tokens
         self.loops = {mode: _loop(loaded, mode, store) for mode in modes}
 
-    def cases(self, lengths: Sequence[str], rounds: int) -> Iterator[Mapping[str, Any]]:
-        """One line for each length, kind and mode. Modes take turns; the first round only warms up."""
+    def cases(self, lengths: Sequence[str], rows: int, rounds: int) -> Iterator[Mapping[str, Any]]:
+        """One line for each length, kind and mode. Modes take turns; the first round only warms up.
+
+        `rows` requests at once, with pieces of the same material that overlap.
+        """
         for length in lengths:
             for task in TASKS:
-                prompt = self._prompt(task, LENGTHS[length])
-                runs = [{mode: self._reply(mode, prompt) for mode in self.loops} for _ in range(rounds + 1)]
+                prompts = [self._prompt(task, LENGTHS[length], row * SHIFT) for row in range(rows)]
+                runs = [{mode: self._replies(mode, prompts) for mode in self.loops} for _ in range(rounds + 1)]
                 for mode in self.loops:
-                    facts = {"prompt": task.kind, "length": f"{length} {len(prompt)}", "mode": mode}
+                    facts = {"prompt": task.kind, "length": f"{length} {len(prompts[0])}", "rows": rows, "mode": mode}
                     yield facts | _line([run["off"] for run in runs[1:]], [run[mode] for run in runs[1:]])
 
-    def _prompt(self, task: Task, size: int) -> Ids:
+    def _prompt(self, task: Task, size: int, start: int) -> Ids:
         tokenizer = self.loaded.tokenizer
-        material = tokenizer.decode(encode(tokenizer, task.material, add_special_tokens=False)[:size])
+        material = tokenizer.decode(encode(tokenizer, task.material, add_special_tokens=False)[start : start + size])
         content = task.before + material + task.after
         return encode(tokenizer, render(tokenizer, [{"role": "user", "content": content}]), add_special_tokens=False)
 
-    def _reply(self, mode: str, prompt: Ids) -> Reply:
-        stops = self.loaded.stop_ids
-        request = Request("x", prompt, Sampling(0.0), self.tokens, stop_ids=stops, cache_salt="bench")
+    def _replies(self, mode: str, prompts: Sequence[Ids]) -> Replies:
+        asked = partial(Request, sampling=Sampling(0.0), max_tokens=self.tokens, stop_ids=self.loaded.stop_ids)
+        requests = [asked(f"r{i}", prompt, cache_salt="bench") for i, prompt in enumerate(prompts)]
         loop = self.loops[mode]
         before = _totals(loop)
-        line = run(loop, [request])["x"]
-        drafted, accepted, saved = (b - a for a, b in zip(before, _totals(loop), strict=True))
-        return Reply(tuple(line.tokens), line.speed(), drafted, accepted, saved)
+        lines = run(loop, requests).values()
+        drafted, accepted = (b - a for a, b in zip(before, _totals(loop), strict=True))
+        times = sorted(time for line in lines for time in line.times)
+        speed = (len(times) - 1) / (times[-1] - times[0])
+        return Replies(tuple(tuple(line.tokens) for line in lines), speed, drafted, accepted)
 
 
-def _line(off: Sequence[Reply], mine: Sequence[Reply]) -> dict[str, Any]:
-    drafted, accepted, saved = (sum(getattr(r, name) for r in mine) for name in ("drafted", "accepted", "saved"))
-    tokens = sum(len(r.tokens) for r in mine)
+def _line(off: Sequence[Replies], mine: Sequence[Replies]) -> dict[str, Any]:
+    drafted, accepted = (sum(getattr(r, name) for r in mine) for name in ("drafted", "accepted"))
+    tokens = sum(len(text) for r in mine for text in r.texts)
     return {
         "tokens": tokens // len(mine),
         "tok/s": float(np.median([r.speed for r in mine])),
         "ratio to off": float(np.median([b.speed / a.speed for a, b in zip(off, mine, strict=True)])),
-        "tokens/step": tokens / (tokens - saved),
+        "tokens/row/step": tokens / (tokens - accepted),
         "drafted": drafted // len(mine),
         "accepted": accepted // len(mine),
         "rate": accepted / drafted if drafted else 0.0,
-        "same text": all(a.tokens == b.tokens for a, b in zip(off, mine, strict=True)),
+        "same text": all(a.texts == b.texts for a, b in zip(off, mine, strict=True)),
     }
 
 
@@ -123,10 +129,10 @@ def _loop(loaded: LoadedModel, mode: str, store: Store) -> Loop:
     return build_loop(loaded, config, Ledger(Footprint(), 0, UNLIMITED), store)
 
 
-def _totals(loop: Loop) -> tuple[int, int, int]:
-    """Tokens drafted, accepted, and steps saved so far."""
+def _totals(loop: Loop) -> tuple[int, int]:
+    """Tokens drafted and accepted so far."""
     if loop.speculation is None:
-        return 0, 0, 0
+        return 0, 0
     counters = loop.speculation.counters
     drafted, accepted = (sum(counts.values()) for counts in (counters.drafted, counters.accepted))
-    return drafted, accepted, counters.verify_tokens - counters.rounds
+    return drafted, accepted
