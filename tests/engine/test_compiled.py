@@ -17,7 +17,7 @@ from treadle.cache.geometry import STEP, bucket
 from treadle.cache.layers import Layers, Rows
 from treadle.cache.traced import Frame
 from treadle.engine import compiled
-from treadle.engine.compiled import EARLY, TRACE_S, Forward, forward_of
+from treadle.engine.compiled import EARLY, Forward, forward_of, worth
 from treadle.models.blocks import Traces
 from treadle.models.capabilities import forward, new_layers
 from treadle.models.compile import compile_steps
@@ -29,9 +29,9 @@ MODELS: dict[str, dict[str, Any]] = {**FAMILIES, "sinks": CONFIGS["sinks"], "win
 
 
 @pytest.fixture(autouse=True)
-def always_promising(monkeypatch: pytest.MonkeyPatch) -> None:
+def always_worth(monkeypatch: pytest.MonkeyPatch) -> None:
     """A kind of steps is traced after EARLY of them, however long they take here."""
-    monkeypatch.setattr(compiled, "HOPE", math.inf)
+    monkeypatch.setattr(compiled, "worth", lambda *_: True)
 
 
 def prefilled(model: Any, caps: Caps, prompt: list[int], kv: KvFormat | None = None) -> Layers:
@@ -157,32 +157,59 @@ def test_packed_rows_gaps_and_places_are_met_as_before() -> None:
         np.testing.assert_allclose(same, wanted, atol=1e-5)
 
 
-def test_what_comes_seldom_is_not_traced_and_what_a_trace_costs_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, ticks = [0.0], [TRACE_S / 4 / 9.9]  # so ten steps promise what a trace is taken to cost at first
+@pytest.mark.parametrize(
+    ("steps", "ahead", "build_ms", "trace_ms", "expected"),
+    [
+        (5, 200, 1.5, 40, False),
+        (6, 200, 1.5, 40, True),  # five times as many would take 45 ms
+        (6, 10, 1.5, 40, False),  # no more than ten will follow here
+        (17, 10, 1.5, 40, True),
+        (26, 0, 1.5, 40, False),
+        (27, 0, 1.5, 40, True),  # as much as a trace was lost already
+        (6, 200, 1.5, math.inf, False),  # taken to take 50 ms
+        (7, 200, 1.5, math.inf, True),
+    ],
+)
+def test_a_trace_has_to_be_worth_it(steps: int, ahead: float, build_ms: float, trace_ms: float, expected: bool) -> None:
+    assert worth(steps, ahead, build_ms / 1e3, trace_ms / 1e3) is expected
+
+
+def test_a_kind_of_steps_is_judged_by_the_quickest_build_and_by_what_is_left_of_its_buckets(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, ticks, told = [0.0], [5.0], []
 
     def clock() -> float:
         now[0] += ticks[0]  # twice for each step that is built, or traced
         return now[0]
 
+    def judged(*terms: float) -> bool:
+        told.append(terms)
+        return len(told) == 3
+
     monkeypatch.setattr(compiled.time, "perf_counter", clock)
-    monkeypatch.setattr(compiled, "HOPE", 4.0)
+    monkeypatch.setattr(compiled, "worth", judged)
     model, caps = built(FAMILIES["llama"])
     own = Forward(model, True)
-    layers = prefilled(model, caps, PROMPTS[0])
+    layers = prefilled(model, caps, [1] * 250)
 
-    def step(width: int) -> int:
-        stepped(own, layers, [[1] * width])
-        layers.rewind(0, width)
-        return len(own._traces)
+    def step(width: int, n: int = 1) -> None:
+        for _ in range(n):
+            stepped(own, layers, [[1] * width])
+            layers.rewind(0, width)
+            ticks[0] = 1.0  # the first one also builds what others have ready
 
-    assert {step(width) for _ in range(9) for width in (1, 2, 4)} == {0}, "nine steps of each kind are no reason"
-    assert step(1) == 0
-    ticks[0] = 2 * TRACE_S
-    assert step(1) == 1
-    ticks[0] = TRACE_S / 4 / 9.9
-    assert [step(2) for _ in range(12)] == [1] * 11 + [2], "twenty, since a trace was seen to take twice as long"
+    step(1, EARLY)
+    assert not told
+    step(1)
+    step(2, EARLY + 1)
+    assert told == [(EARLY, 5, 1.0, math.inf), (EARLY, 2, 1.0, math.inf)], "of 256 columns, 251 and 252 will be used"
+    ticks[0] = 7.0
+    step(2)
+    assert told[2:] == [(EARLY + 1, 2, 1.0, math.inf)] and len(own._traces) == 1 and own._trace_s == 7.0
     with own.at_once():
-        assert step(4) == 3
+        step(4)
+    assert len(told) == 3 and len(own._traces) == 2 and own._trace_s == 1.0
 
 
 def test_traces_that_were_let_go_have_to_be_earned_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -139,10 +139,13 @@ def test_a_trial_without_kernels_does_not_cost_what_is_known_with_them(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     costs = [StepCosts(0.5, {1: float(n)}) for n in (1, 2, 3)]
+    facts = replace(runtime.device_facts(), backend="cpu")
+    monkeypatch.setattr(module.runtime, "device_facts", lambda: facts)
+    monkeypatch.setattr(module.build, "kernels", lambda: Kernels)
     monkeypatch.delenv(compiler.SWITCH, raising=False)
     ways: list[Callable[[], None]] = [
-        lambda: monkeypatch.setattr(module.build, "kernels", lambda: Kernels),
-        lambda: monkeypatch.setattr(module.build, "kernels", lambda: None),
+        lambda: monkeypatch.delenv(module.build.SETTING, raising=False),
+        lambda: monkeypatch.setenv(module.build.SETTING, module.build.OFF),
         lambda: monkeypatch.setenv(compiler.SWITCH, "1"),
     ]
     for way, own in zip(ways, costs, strict=True):
@@ -151,7 +154,7 @@ def test_a_trial_without_kernels_does_not_cost_what_is_known_with_them(
     monkeypatch.setattr(module, "_opened", {})
     monkeypatch.delenv(compiler.SWITCH)
     assert calibration("r1", {}, "model").steps("16", refuse) == costs[1]
-    monkeypatch.setattr(module.build, "kernels", lambda: Kernels)
+    monkeypatch.delenv(module.build.SETTING)
     assert calibration("r1", {}, "model").steps("16", refuse) == costs[0]
     assert len(list(place.iterdir())) == 3
 

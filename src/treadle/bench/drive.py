@@ -23,6 +23,7 @@ class Timeline:
 
     times: list[float] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
+    steps: int = 0  # that gave it tokens
 
     @property
     def ttft(self) -> float:
@@ -62,4 +63,5 @@ def run(loop: Loop, requests: Sequence[Request]) -> dict[str, Timeline]:
             now = time.perf_counter() - began
             lines[output.id].times += [now] * len(output.tokens)
             lines[output.id].tokens += output.tokens
+            lines[output.id].steps += bool(output.tokens)
     return lines

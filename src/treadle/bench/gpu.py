@@ -15,6 +15,7 @@ import time
 
 from treadle.bench.parts import Part, Run, chosen, inside
 
+# Both ends of what speculation can do: drafts that are mostly right, and a text in which nothing is ever found.
 SCRIPT = ("--part", "script", "--accept", "0.8", "--no-repeats")
 SMALL = "random:0.6b"  # reads long prompts for the model under measurement
 

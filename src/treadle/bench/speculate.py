@@ -34,6 +34,8 @@ def main(argv: list[str]) -> None:
     args = parser.parse_args(argv)
     if args.no_repeats and args.own_text:
         parser.error("a text that never repeats is not the model's own: leave out --own-text")
+    if args.tokens < 2:
+        parser.error("--tokens must be at least 2: speed is from one token to another")
     if "text" in args.part:
         _text(args)
     if "script" in args.part:
@@ -50,7 +52,7 @@ def _text(args: argparse.Namespace) -> None:
     modes = ["off", "lookup", *(["draft"] if args.draft == "self" or loaded.draft else [])]
     if "draft" not in modes:
         print(f"draft: not run, because {loaded.name} has no smaller model of its kind; --draft self takes itself.")
-    bench = Bench(loaded, modes, args.tokens)
+    bench = Bench(loaded, modes, args.tokens, max(args.rows))
     lines = [line for rows in args.rows for line in bench.cases(args.length, rows, args.rounds)]
     report("speculate: real text", lines, model=loaded.name, draft=args.draft)
 

@@ -121,6 +121,7 @@ class Stage:
         self.subject = subject
         self.model = Settled(subject.model, subject.caps.vocab_size) if settled else subject.model
         self._forward = Forward(self.model, subject.forward.compiled)
+        self._forward.packed = subject.forward.packed
         self._store = Store(Settings(Budget(2**40), 2**62))
         self._watches: dict[Speculation | None, Watch] = {}
         self._new_layers = partial(new_layers, subject.model, subject.caps)

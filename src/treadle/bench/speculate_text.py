@@ -58,10 +58,11 @@ TASKS = (
 
 @dataclass(frozen=True, slots=True)
 class Replies:
-    """Those of all rows: their speed in tokens per second together, from the first token to the last, and drafts."""
+    """Of all rows that decode together. `speed`: tokens per second from the first one to the last."""
 
-    texts: tuple[tuple[int, ...], ...]
+    texts: tuple[tuple[int, ...], ...]  # their tokens
     speed: float
+    steps: int  # of each row, added up
     drafted: int
     accepted: int
 
@@ -69,11 +70,11 @@ class Replies:
 class Bench:
     """A model with one loop for each mode, which all share a prefix cache and what steps cost."""
 
-    def __init__(self, loaded: LoadedModel, modes: Sequence[str], tokens: int) -> None:
+    def __init__(self, loaded: LoadedModel, modes: Sequence[str], tokens: int, most_rows: int) -> None:
         store = Store(Settings(Budget(2**40), 2**62))
         self.loaded = loaded
         self.tokens = tokens
-        self.loops = {mode: _loop(loaded, mode, store) for mode in modes}
+        self.loops = {mode: _loop(loaded, mode, store, most_rows) for mode in modes}
 
     def cases(self, lengths: Sequence[str], rows: int, rounds: int) -> Iterator[Mapping[str, Any]]:
         """One line for each length, kind and mode. Modes take turns; the first round only warms up.
@@ -90,7 +91,8 @@ class Bench:
 
     def _prompt(self, task: Task, size: int, start: int) -> Ids:
         tokenizer = self.loaded.tokenizer
-        material = tokenizer.decode(encode(tokenizer, task.material, add_special_tokens=False)[start : start + size])
+        ids = np.roll(encode(tokenizer, task.material, add_special_tokens=False), -start)[:size]
+        material = tokenizer.decode(ids)
         content = task.before + material + task.after
         return encode(tokenizer, render(tokenizer, [{"role": "user", "content": content}]), add_special_tokens=False)
 
@@ -103,7 +105,8 @@ class Bench:
         drafted, accepted = (b - a for a, b in zip(before, _totals(loop), strict=True))
         times = sorted(time for line in lines for time in line.times)
         speed = (len(times) - 1) / (times[-1] - times[0])
-        return Replies(tuple(tuple(line.tokens) for line in lines), speed, drafted, accepted)
+        texts = tuple(tuple(line.tokens) for line in lines)
+        return Replies(texts, speed, sum(line.steps for line in lines), drafted, accepted)
 
 
 def _line(off: Sequence[Replies], mine: Sequence[Replies]) -> dict[str, Any]:
@@ -113,7 +116,7 @@ def _line(off: Sequence[Replies], mine: Sequence[Replies]) -> dict[str, Any]:
         "tokens": tokens // len(mine),
         "tok/s": float(np.median([r.speed for r in mine])),
         "ratio to off": float(np.median([b.speed / a.speed for a, b in zip(off, mine, strict=True)])),
-        "tokens/row/step": tokens / (tokens - accepted),
+        "tokens/row/step": tokens / sum(r.steps for r in mine),
         "drafted": drafted // len(mine),
         "accepted": accepted // len(mine),
         "rate": accepted / drafted if drafted else 0.0,
@@ -121,9 +124,9 @@ def _line(off: Sequence[Replies], mine: Sequence[Replies]) -> dict[str, Any]:
     }
 
 
-def _loop(loaded: LoadedModel, mode: str, store: Store) -> Loop:
+def _loop(loaded: LoadedModel, mode: str, store: Store, most_rows: int) -> Loop:
     """`mode`: off, lookup, or draft, which is the model as its own draft."""
-    config = Config.of(speculation=mode)
+    config = Config.of(speculation=mode, max_rows=most_rows)
     if mode == "draft":
         loaded = replace(loaded, draft=loaded)
     return build_loop(loaded, config, Ledger(Footprint(), 0, UNLIMITED), store)

@@ -29,7 +29,9 @@ RULES: dict[str, tuple[Rule, ...]] = {
     "prefix: look-up": (Rule("look-up, {tokens} tokens", "treadle us", "us", "times faster", "mlx_lm"),),
     "prefix: cached turn": (Rule("turn on {context} tokens", "turn ms", "ms", "ratio", "mlx_lm", "of roofline"),),
     "prefix: bytes": (Rule("{branches} branches on {context}", "treadle MB", "MB", "ratio", "mlx_lm"),),
-    "speculate: real text": (Rule("speculate, {prompt}, {mode}", "tok/s", "tok/s", "ratio to off", "no drafts"),),
+    "speculate: real text": (
+        Rule("speculate, {prompt}, {rows} rows, {mode}", "tok/s", "tok/s", "ratio to off", "no drafts"),
+    ),
     "speculate: drafts by script": (
         Rule("speculate, {rows} rows, right {accept}", "on tok/s", "tok/s", "ratio", "no drafts"),
     ),

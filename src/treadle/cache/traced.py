@@ -104,6 +104,7 @@ class Frame:
 
     key: tuple[Any, ...]  # for each kind: window, columns to read, whether rows may be written in place; see `_recent`
     arrays: tuple[Any, ...]  # keys and values come last
+    room: int = 0  # columns that can be written before the key is another one
 
     @classmethod
     def of(cls, layers: Layers, packed: bool = False) -> Frame | None:
@@ -114,6 +115,7 @@ class Frame:
             return None
         told: list[Any] = []
         key: list[Any] = []
+        rooms = []
         for columns in layers.columns.values():
             own = [r for r in layers.rows if r.columns is columns]
             width = min((r.keys.shape[2] for r in own), default=0)
@@ -122,8 +124,10 @@ class Frame:
             told += fact
             end = min(bucket(columns.read_to), fact[1].shape[1], width)
             key.append((columns.window, end, columns.in_place, *_recent(columns, own)))
+            rooms.append(max(0, end - columns.read_to))
         codes = (a for r in layers.rows for a in _packed_arrays(r))
-        return cls(tuple(key), (*told, *codes, *(a for r in layers.rows for a in (r.keys, r.values)))) if key else None
+        arrays = (*told, *codes, *(a for r in layers.rows for a in (r.keys, r.values)))
+        return cls(tuple(key), arrays, min(rooms)) if key else None
 
     @contextmanager
     def inside(self, layers: Layers, arrays: Sequence[Any]) -> Iterator[None]:

@@ -106,13 +106,15 @@ def _forget(name: str | None) -> None:
 
 def _calibrations(name: str | None) -> None:
     """What loads have measured: of the model `name`, or of all."""
-    from treadle.models.calibration import stored
+    from treadle.models.calibration import stored, switched_off
 
     for findings in stored().values():
         if name in (None, findings.name):
             device, caps = findings.key.get("device"), next(iter(findings.caps.values()), None)
             revision, mlx = findings.key.get("model"), findings.key.get("mlx")
-            _line("calibration", f"{findings.name} (revision {revision}) on {device}, {findings.date}, mlx {mlx}")
+            without = "".join(f", without {kernels}" for kernels in switched_off(findings.key))
+            found = f"{findings.name} (revision {revision}) on {device}{without}, {findings.date}, mlx {mlx}"
+            _line("calibration", found)
             if caps is not None:
                 _line("  several rows", caps.batching.value + (f": {caps.why}" if caps.why else ""))
             if findings.packing is not None:

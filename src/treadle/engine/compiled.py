@@ -35,20 +35,12 @@ log = logging.getLogger("treadle.engine")
 
 MOST_TRACES = 48  # that are kept: some megabytes each, on CUDA
 WIDTHS = (1, 2, 4, 8, 16)  # tokens per row of compiled steps: checked steps are padded to one of these
-MOST_KINDS = 4096  # of steps that are counted
-EARLY = 3  # steps of a kind that are built one by one before it is traced
-HOPE = 4.0  # steps of a kind that are taken to follow for each that came: a text stays within a bucket for long
+MOST_KINDS = 256  # of steps that are counted
+EARLY = 3  # steps of a kind that are built one by one in any case
 TRACE_S = 0.05  # what a trace is taken to cost before one was made
+HOPE = 4  # steps of a kind that are expected for each that came, while the text stays within its buckets
 TRIAL = 20  # tokens before the steps that are compared
 TRIED = 2  # of these steps
-
-
-@dataclass(slots=True)
-class _Kind:
-    """Steps that one trace would serve, while there is none."""
-
-    steps: int = 0
-    seconds: float = 0.0  # that building them took
 
 
 @dataclass(slots=True)
@@ -60,8 +52,8 @@ class _Trace:
 class Forward:
     """Called as a model with the caches of `layers`, after `layers.begin`. `use` may be called at any time.
 
-    A trace costs as much as building some tens of steps, so one is made for a kind of steps that came often enough to
-    promise that. Kinds that pass by, as when one row after the other joins, are built one by one.
+    A kind of steps is traced once that is `worth` it: kinds that pass by, as when one row after the other joins, and
+    those of which a text that grows takes few are built one by one.
     """
 
     def __init__(self, model: Any, compiled: bool = False) -> None:
@@ -70,30 +62,25 @@ class Forward:
         self.packed = False  # whether rows of which some are packed were tried too
         self._at_once = False
         self._trace_s = math.inf  # what the quickest trace took
-        self._kinds: OrderedDict[Any, _Kind] = OrderedDict()
+        self._build_s = math.inf  # what building the quickest step one by one took
+        self._steps: OrderedDict[Any, int] = OrderedDict()  # of kinds that have no trace
         self._traces: OrderedDict[Any, _Trace] = OrderedDict()
         self._layers: Layers | None = None
 
     def __call__(self, ids: Any, layers: Layers, **more: Any) -> Any:
         """Logits [rows, n, vocab_size] of `ids` [rows, n]; `more` is what the model is told besides."""
-        kind = None
         served = self.compiled and ids.shape[1] in WIDTHS and not more
         if served and (frame := Frame.of(layers, self.packed)) is not None:
-            key = (ids.shape, ids.dtype, frame.key, *((a.shape, a.dtype) for a in frame.arrays))
-            if (trace := self._traces.get(key) or self._earned(key)) is None:
-                kind = self._kinds[key]
-            else:
-                self._traces.move_to_end(key)
-                try:
+            try:
+                if (trace := self._trace(ids, frame)) is not None:
                     return self._run(trace, ids, layers, frame)
-                except Exception:  # of a model's file; nothing was computed yet
-                    log.exception("A step could not be traced; steps are built one by one from now on.")
-                    self.compiled = False
+            except Exception:  # of a model's file; nothing was computed yet
+                log.exception("A step could not be traced; steps are built one by one from now on.")
+                self._give_up()
         began = time.perf_counter()
         logits = self.model(ids, cache=layers.caches, **more)
-        if kind is not None:
-            kind.steps += 1
-            kind.seconds += time.perf_counter() - began
+        if served:
+            self._build_s = min(self._build_s, time.perf_counter() - began)
         return logits
 
     @property
@@ -132,19 +119,28 @@ class Forward:
                 row.keys = array
         return logits
 
-    def _earned(self, key: Any) -> _Trace | None:
-        """A new trace if steps of this kind are worth one by now; one that is let go has to be earned again."""
-        kind = self._kinds.pop(key, None) or _Kind()
-        trace_s = self._trace_s if self._trace_s < math.inf else TRACE_S
-        if not self._at_once and (kind.steps < EARLY or HOPE * kind.seconds < trace_s):
-            self._kinds[key] = kind
-            if len(self._kinds) > MOST_KINDS:
-                self._kinds.popitem(last=False)
-            return None
-        trace = self._traces[key] = _Trace()
-        if len(self._traces) > MOST_TRACES:
-            self._traces.popitem(last=False)
+    def _trace(self, ids: Any, frame: Frame) -> _Trace | None:
+        """What serves such steps; None: there is none, and it is not worth one yet."""
+        key = (ids.shape, ids.dtype, frame.key, *((a.shape, a.dtype) for a in frame.arrays))
+        trace = self._traces.get(key)
+        if trace is None:
+            steps = self._steps.pop(key, 0)
+            ahead = frame.room / ids.shape[1]
+            if not self._at_once and (steps < EARLY or not worth(steps, ahead, self._build_s, self._trace_s)):
+                self._steps[key] = steps + 1
+                if len(self._steps) > MOST_KINDS:
+                    self._steps.popitem(last=False)
+                return None
+            trace = self._traces[key] = _Trace()
+            if len(self._traces) > MOST_TRACES:
+                self._traces.popitem(last=False)
+        self._traces.move_to_end(key)
         return trace
+
+    def _give_up(self) -> None:
+        self.compiled = False
+        self._traces.clear()
+        self._steps.clear()
 
     def _body(self, trace: _Trace, frame: Frame) -> Any:
         def body(ids: Any, *arrays: Any) -> tuple[Any, ...]:
@@ -159,6 +155,16 @@ class Forward:
             return logits, *(after[i] for i in trace.changed)
 
         return body
+
+
+def worth(steps: int, ahead: float, build_s: float, trace_s: float) -> bool:
+    """Whether to trace a kind of which so many steps came, each built in `build_s`, when a trace takes `trace_s`.
+
+    It is worth one when those and the ones to be expected cost as much to build: at most `ahead`, after which the text
+    leaves its buckets. So a kind that never comes again costs little more than a trace is known to take, and one that
+    comes seldom, in one text after the other, is traced once building it has cost as much.
+    """
+    return (steps + min(HOPE * steps, ahead)) * build_s >= (trace_s if trace_s < math.inf else TRACE_S)
 
 
 def forward_of(model: Any, caps: Caps, backend: Backend, mode: str) -> Forward:
@@ -179,12 +185,14 @@ def forward_of(model: Any, caps: Caps, backend: Backend, mode: str) -> Forward:
 def _choose(found: Forward, caps: Caps, mode: str) -> None:
     if (fault := _fault(found, caps)) is not None:
         log.info("Steps are built one by one: compiled as a whole, %s.", fault)
+        found._give_up()
         return
     memory = _primed(found.model, caps, 1)
     if mode == "auto":
         built, compiled = by_turns(found.use, partial(turn, found, memory))
         log.info("A step built one by one takes %.2f ms, and %.2f compiled as a whole.", 1e3 * built, 1e3 * compiled)
         if compiled >= built:
+            found._give_up()
             return
     found.use(True)
 

@@ -30,7 +30,8 @@ log = logging.getLogger("treadle.models")
 
 FORMAT = 1  # of the file
 FOLDER = "calibration"  # in the cache folder
-OFF = "off"  # what a key says of kernels that could be used here and are not
+OFF = "off"  # what a key says of kernels that are switched off
+SWITCHED = ("kernels", "fused kernels")  # parts of a key
 
 Count = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -156,14 +157,14 @@ _opened: dict[tuple[Path, str], CalibrationFile] = {}
 def calibration(revision: str, config: Any, name: str) -> CalibrationFile:
     """The findings for weights of that `revision`, built by `config` (anything that has a JSON form or a repr).
 
-    The same object for the same question: a model may be unloaded and loaded again. Without kernels that could be used
+    The same object for the same question: a model may be unloaded and loaded again. Where kernels are switched off
     there is a file of its own, so that a trial without them does not cost what is known with them.
     """
     facts = runtime.device_facts()
     key = key_of(revision, config, facts)
     device = re.sub(r"[^A-Za-z0-9]+", "-", f"{facts.backend} {facts.name}").strip("-")
-    ways = "".join(f"-{name.replace(' ', '-')}-off" for name in ("kernels", "fused kernels") if key[name] == OFF)
-    path = folder() / f"{revision}-{device}{ways}.json"
+    off = "".join(f"-{name.replace(' ', '-')}-off" for name in switched_off(key))
+    path = folder() / f"{revision}-{device}{off}.json"
     place = (path, json.dumps(key, sort_keys=True))
     if place not in _opened:
         _opened[place] = CalibrationFile(path, key, name)
@@ -180,16 +181,25 @@ def key_of(revision: str, config: Any, facts: runtime.DeviceFacts) -> dict[str, 
         "backend": facts.backend,
         "cores": str(system.physical_cores()),
         "blas": runtime.prepare().note,
-        "kernels": _kernels() if facts.backend == "cpu" else "MLX's",
+        "kernels": _kernels(facts),
         "fused kernels": OFF if compiler.SWITCH in os.environ else "on",
         "code": _code(Path(treadle.__file__).parent),
         **facts.versions,
     }
 
 
-def _kernels() -> str:
+def switched_off(key: Mapping[str, str]) -> list[str]:
+    """Which kernels were not used because somebody did not want them."""
+    return [name for name in SWITCHED if key.get(name) == OFF]
+
+
+def _kernels(facts: runtime.DeviceFacts) -> str:
+    if facts.backend != "cpu":
+        return "none"
+    if os.environ.get(build.SETTING) == build.OFF:
+        return OFF
     found = build.kernels()
-    return OFF if found is None else Path(str(found.__file__)).stem
+    return "none" if found is None else Path(str(found.__file__)).stem
 
 
 @cache

@@ -26,7 +26,7 @@ inline void codes_of(const uint8_t* at, f8 (&parts)[4]) {
     parts[2] = to_float((i8)(words >> 8 & 15));
     parts[3] = to_float((i8)(words >> 12));
   } else {
-    u8 words = load<u8>(at);
+    u8 words = load8(reinterpret_cast<const uint32_t*>(at));
     parts[0] = to_float((i8)(words & 255));
     parts[1] = to_float((i8)(words >> 8 & 255));
     parts[2] = to_float((i8)(words >> 16 & 255));
@@ -49,7 +49,7 @@ inline void large_codes_of(const uint8_t* at, f8 (&parts)[4]) {
     parts[2] = to_float((i8)(words & 0xf00));
     parts[3] = to_float((i8)(words & 0xf000));
   } else {
-    u8 words = load<u8>(at);
+    u8 words = load8(reinterpret_cast<const uint32_t*>(at));
     parts[0] = to_float((i8)(words & 0xff));
     parts[1] = to_float((i8)(words & 0xff00));
     parts[2] = to_float((i8)(words & 0xff0000));
@@ -59,15 +59,16 @@ inline void large_codes_of(const uint8_t* at, f8 (&parts)[4]) {
 
 inline void reorder(const float* from, float* to, int inputs) {
   for (int k = 0; k < inputs; k += BLOCK) {
-    f8 a = load8(from + k), b = load8(from + k + 8), c = load8(from + k + 16), d = load8(from + k + 24);
-    f8 ab01 = __builtin_shufflevector(a, b, 0, 4, 8, 12, 1, 5, 9, 13);
-    f8 ab23 = __builtin_shufflevector(a, b, 2, 6, 10, 14, 3, 7, 11, 15);
-    f8 cd01 = __builtin_shufflevector(c, d, 0, 4, 8, 12, 1, 5, 9, 13);
-    f8 cd23 = __builtin_shufflevector(c, d, 2, 6, 10, 14, 3, 7, 11, 15);
-    store(to + k, __builtin_shufflevector(ab01, cd01, 0, 1, 2, 3, 8, 9, 10, 11));
-    store(to + k + 8, __builtin_shufflevector(ab01, cd01, 4, 5, 6, 7, 12, 13, 14, 15));
-    store(to + k + 16, __builtin_shufflevector(ab23, cd23, 0, 1, 2, 3, 8, 9, 10, 11));
-    store(to + k + 24, __builtin_shufflevector(ab23, cd23, 4, 5, 6, 7, 12, 13, 14, 15));
+    for (int i = 0; i < LANES; i += 4) { // four numbers of each part
+      const float* at = from + k + 4 * i;
+      f4 a = load<f4>(at), b = load<f4>(at + 4), c = load<f4>(at + 8), d = load<f4>(at + 12);
+      f4 ab01 = __builtin_shufflevector(a, b, 0, 4, 1, 5), ab23 = __builtin_shufflevector(a, b, 2, 6, 3, 7);
+      f4 cd01 = __builtin_shufflevector(c, d, 0, 4, 1, 5), cd23 = __builtin_shufflevector(c, d, 2, 6, 3, 7);
+      store(to + k + i, __builtin_shufflevector(ab01, cd01, 0, 1, 4, 5));
+      store(to + k + 8 + i, __builtin_shufflevector(ab01, cd01, 2, 3, 6, 7));
+      store(to + k + 16 + i, __builtin_shufflevector(ab23, cd23, 0, 1, 4, 5));
+      store(to + k + 24 + i, __builtin_shufflevector(ab23, cd23, 2, 3, 6, 7));
+    }
   }
 }
 

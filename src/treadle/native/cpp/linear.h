@@ -38,7 +38,7 @@ struct Linear {
 struct Product {
   Linear layer;
   float* y;
-  const float* residual = nullptr; // [rows, outputs] or null; may be y
+  const float* residual = nullptr; // [rows, outputs] or null; not y, which holds the sum of the first runs meanwhile
 };
 
 // x [rows, inputs] with rows `stride` floats apart. All layers have the same inputs. Uses the threads of the pool.

@@ -1,25 +1,24 @@
-// Eight floats at a time, in GCC's vector extensions: one source for AVX2, AVX-512 and NEON. What the compiler may use
-// is said by -march=native; where the processor has narrower registers, GCC splits a vector by itself.
+// Eight floats at a time, in GCC's vector extensions: one source for AVX2, AVX-512 and NEON, but for the few operations
+// of avx.h and pair.h. What the compiler may use is said by -march=native.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
 
 #ifdef __AVX2__
-#include <immintrin.h>
+#include "avx.h"
+#else
+#include "pair.h"
+#endif
+
+#ifdef __aarch64__
+#include <arm_neon.h>
 #endif
 
 namespace treadle {
 
 constexpr int LANES = 8;
 constexpr int BLOCK = 32; // inputs that are unpacked together: the smallest group of quantised weights
-
-typedef float f8 __attribute__((vector_size(32)));
-typedef float f4 __attribute__((vector_size(16)));
-typedef int32_t i8 __attribute__((vector_size(32)));
-typedef uint32_t u8 __attribute__((vector_size(32)));
-typedef uint16_t h8 __attribute__((vector_size(16)));
-typedef uint8_t b8 __attribute__((vector_size(8)));
 
 template <class V, class T>
 inline V load(const T* at) {
@@ -31,14 +30,6 @@ inline V load(const T* at) {
 template <class V, class T>
 inline void store(T* at, V value) {
   std::memcpy(at, &value, sizeof(V));
-}
-
-inline f8 all(float x) {
-  return f8{x, x, x, x, x, x, x, x};
-}
-
-inline f8 to_float(i8 x) {
-  return __builtin_convertvector(x, f8);
 }
 
 struct Half {
@@ -55,17 +46,8 @@ struct Brain {
   }
 };
 
-// Eight 16-bit numbers as 32-bit ones.
-inline u8 widened(h8 x) {
-#ifdef __AVX2__
-  return (u8)_mm256_cvtepu16_epi32((__m128i)x); // GCC 12 makes four instructions of the general form
-#else
-  return __builtin_convertvector(x, u8);
-#endif
-}
-
-inline f8 load8(const float* at) {
-  return load<f8>(at);
+inline u8 load8(const uint32_t* at) {
+  return (u8)load8(reinterpret_cast<const float*>(at));
 }
 
 inline f8 load8(const Brain* at) {
@@ -73,16 +55,15 @@ inline f8 load8(const Brain* at) {
 }
 
 inline f8 load8(const uint8_t* at) {
-#ifdef __AVX2__
-  return to_float((i8)_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(at))));
-#else
-  return __builtin_convertvector(load<b8>(at), f8);
-#endif
+  return to_float((i8)widened(load<b8>(at)));
 }
 
 inline f8 load8(const Half* at) {
 #ifdef __F16C__
   return (f8)_mm256_cvtph_ps((__m128i)load<h8>(at));
+#elif defined(__aarch64__)
+  auto half = (float16x8_t)load<h8>(at);
+  return {vcvt_f32_f16(vget_low_f16(half)), vcvt_high_f32_f16(half)};
 #else
   // Moves exponent and mantissa into place and multiplies by 2^112, which is right for subnormal numbers too. What is
   // too large for that are infinities, which weights do not have.
@@ -94,16 +75,13 @@ inline f8 load8(const Half* at) {
 
 // The sum of eight lanes, always in the same order: first halves, then pairs.
 inline float sum(f8 x) {
-  f4 y = __builtin_shufflevector(x, x, 0, 1, 2, 3) + __builtin_shufflevector(x, x, 4, 5, 6, 7);
+  f4 y = lower(x) + upper(x);
   return (y[0] + y[2]) + (y[1] + y[3]);
 }
 
 // The sums of four vectors, each in the order of `sum`.
 inline f4 sums(f8 a, f8 b, f8 c, f8 d) {
-  f4 a4 = __builtin_shufflevector(a, a, 0, 1, 2, 3) + __builtin_shufflevector(a, a, 4, 5, 6, 7);
-  f4 b4 = __builtin_shufflevector(b, b, 0, 1, 2, 3) + __builtin_shufflevector(b, b, 4, 5, 6, 7);
-  f4 c4 = __builtin_shufflevector(c, c, 0, 1, 2, 3) + __builtin_shufflevector(c, c, 4, 5, 6, 7);
-  f4 d4 = __builtin_shufflevector(d, d, 0, 1, 2, 3) + __builtin_shufflevector(d, d, 4, 5, 6, 7);
+  f4 a4 = lower(a) + upper(a), b4 = lower(b) + upper(b), c4 = lower(c) + upper(c), d4 = lower(d) + upper(d);
   f4 ab = __builtin_shufflevector(a4, b4, 0, 4, 1, 5) + __builtin_shufflevector(a4, b4, 2, 6, 3, 7);
   f4 cd = __builtin_shufflevector(c4, d4, 0, 4, 1, 5) + __builtin_shufflevector(c4, d4, 2, 6, 3, 7);
   return __builtin_shufflevector(ab, cd, 0, 1, 4, 5) + __builtin_shufflevector(ab, cd, 2, 3, 6, 7);
@@ -117,16 +95,11 @@ inline float largest(f8 x) {
   return most;
 }
 
-inline f8 larger(f8 a, f8 b) {
-  return a > b ? a : b;
-}
-
 // e^x, within 2 units in the last place; 0 below -87.3, the largest finite power above 88.
 inline f8 exponential(f8 x) {
   f8 most = all(88.0f), least = all(-87.3f);
   i8 vanishes = x < least;
-  x = x > most ? most : x;
-  x = x < least ? least : x;
+  x = larger(least, smaller(most, x));
   f8 scaled = x * all(1.44269504f);
   // The nearest whole number, by adding and taking away 1.5 * 2^23.
   f8 shift = all(12582912.0f);
@@ -141,7 +114,7 @@ inline f8 exponential(f8 x) {
   value = value * rest + all(1.6666665459e-1f);
   value = value * rest + all(5.0000001201e-1f);
   value = value * (rest * rest) + rest + all(1.0f);
-  i8 power = (__builtin_convertvector(whole, i8) + 127) << 23;
+  i8 power = (to_int(whole) + 127) << 23;
   value = value * (f8)power;
   return (f8)((i8)value & ~vanishes);
 }
