@@ -37,7 +37,7 @@ MOST_TRACES = 48  # that are kept: some megabytes each, on CUDA
 WIDTHS = (1, 2, 4, 8, 16)  # tokens per row of compiled steps: checked steps are padded to one of these
 MOST_KINDS = 256  # of steps that are counted
 EARLY = 3  # steps of a kind that are built one by one in any case
-TRACE_S = 0.05  # what a trace is taken to cost before one was made
+TRACE_S = 0.05  # a trace is taken to take no longer: the first ones also build kernels, on a new machine for seconds
 HOPE = 4  # steps of a kind that are expected for each that came, while the text stays within its buckets
 TRIAL = 20  # tokens before the steps that are compared
 TRIED = 2  # of these steps
@@ -61,7 +61,7 @@ class Forward:
         self.compiled = compiled
         self.packed = False  # whether rows of which some are packed were tried too
         self._at_once = False
-        self._trace_s = math.inf  # what the quickest trace took
+        self._trace_s = TRACE_S  # what the quickest trace took
         self._build_s = math.inf  # what building the quickest step one by one took
         self._steps: OrderedDict[Any, int] = OrderedDict()  # of kinds that have no trace
         self._traces: OrderedDict[Any, _Trace] = OrderedDict()
@@ -164,7 +164,7 @@ def worth(steps: int, ahead: float, build_s: float, trace_s: float) -> bool:
     leaves its buckets. So a kind that never comes again costs little more than a trace is known to take, and one that
     comes seldom, in one text after the other, is traced once building it has cost as much.
     """
-    return (steps + min(HOPE * steps, ahead)) * build_s >= (trace_s if trace_s < math.inf else TRACE_S)
+    return (steps + min(HOPE * steps, ahead)) * build_s >= trace_s
 
 
 def forward_of(model: Any, caps: Caps, backend: Backend, mode: str) -> Forward:
