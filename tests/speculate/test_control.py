@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from treadle.speculate.control import ALLOWANCE, GRACE, PROBE_EVERY, WARM_UP, Control, Source, may_pay
-from treadle.speculate.cost import MOST_WIDTH, CostTable
+from treadle.speculate.cost import LASTS, MOST_WIDTH, CostTable
 
 LIMIT = 16
 SIZES = (1, 2, 4, 8, 16)
@@ -306,6 +306,9 @@ def test_drafts_may_pay_unless_steps_cost_more_than_all_they_could_make(seconds:
     cost = CostTable.of(dict.fromkeys((2, 64, 256), seconds), {4: 1.0})
     assert may_pay(4, cost, 15, True) is expected
     assert not may_pay(5, cost, 15, True), "plain steps of so many rows are not known"
-    for _ in range(9):
+    for _ in range(LASTS):
+        assert may_pay(4, cost, 15, True) is expected, "not at once, because medians move all the time"
         cost.observe(64, 1.0)
-    assert may_pay(4, cost, 15, True), "what changes is reckoned anew"
+    assert may_pay(4, cost, 15, True), "but in the end"
+    cost.observe_plain(5, 1.0)
+    assert may_pay(5, cost, 15, True), "at once where nothing was known"

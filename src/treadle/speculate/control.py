@@ -206,11 +206,11 @@ class Control:
 def may_pay(rows: int, cost: CostTable, limit: int, padded: bool) -> bool:
     """Whether drafts of all rows pay if all of them are accepted; if not, nobody need be asked for any."""
 
-    def found() -> tuple[bool]:  # what is remembered is never None
+    def found() -> bool:
         offers = _priced(rows, cost, limit, 0.0, 1.0, padded)
-        return (any(offer.rate(offer.drafts) >= 1 + MIN_GAIN for offer in offers),)
+        return any(offer.rate(offer.drafts) >= 1 + MIN_GAIN for offer in offers)
 
-    return cost.memo(("may pay", rows, limit, padded), found)[0]
+    return cost.plain(rows) is not None and cost.rough(("may pay", rows, limit, padded), found)
 
 
 def _offers(rows: int, cost: CostTable, limit: int, draft_s: float, share: float, padded: bool) -> tuple[_Offer, ...]:

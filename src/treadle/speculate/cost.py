@@ -29,6 +29,7 @@ PLAIN_AGE = 200  # observed steps after which a plain one is due
 FIRST_AGE = 16  # and after the very first
 _FIRST = 1.5  # the first step of a size may build kernels: it does not count if it is so much dearer than the guess
 _UNSURE = 1.1  # in a choice of sizes, one that was not measured counts as so much dearer than the guess
+LASTS = 16  # observations for which a rough question is not asked anew, however the table changes
 _NOTICED = 0.02  # smaller changes of a median are noise and change nothing: to decide anew costs the host time
 
 
@@ -59,6 +60,7 @@ class CostTable:
         self._changes = 0
         self._memo: dict[Hashable, Any] = {}
         self._memo_version = 0
+        self._lasting: dict[Hashable, _Answer] = {}
 
     @classmethod
     def of(cls, verify: Mapping[int, float], plain: Mapping[int, float], widths: Collection[int] = ()) -> CostTable:
@@ -88,6 +90,7 @@ class CostTable:
         while table is not None:
             table._widths = frozenset()
             table._memo.clear()
+            table._lasting.clear()
             table = table._longer
         return found
 
@@ -166,6 +169,13 @@ class CostTable:
             found = self._memo[key] = make()
         return found
 
+    def rough(self, key: Hashable, make: Callable[[], bool]) -> bool:
+        """What `make` returns, remembered for LASTS observations at least: on a busy host medians move all the time."""
+        found = self._lasting.get(key)
+        if found is None or (found.version != self._version and self._time - found.time >= LASTS):
+            found = self._lasting[key] = _Answer(make(), self._version, self._time)
+        return found.value
+
     @property
     def _version(self) -> int:
         return self._changes + (self._shorter._version if self._shorter is not None else 0)
@@ -215,6 +225,13 @@ class CostTable:
 
     def _usual(self, width: int) -> bool:
         return not self._widths or width in self._widths
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    value: bool
+    version: int  # of the table
+    time: int  # in observations
 
 
 @dataclass(slots=True)
