@@ -135,10 +135,10 @@ def test_the_key_changes_with_all_that_computes(tmp_path: Path) -> None:
     assert {"treadle", "mlx", "mlx-lm", "cores", "blas", "kernels", "fused kernels", "code"} <= key.keys()
 
 
-def test_a_trial_without_kernels_does_not_cost_what_is_known_with_them(
+def test_a_trial_of_another_way_does_not_cost_what_is_known_of_the_usual_one(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    costs = [StepCosts(0.5, {1: float(n)}) for n in (1, 2, 3)]
+    costs = [StepCosts(0.5, {1: float(n)}) for n in (1, 2, 3, 4)]
     facts = replace(runtime.device_facts(), backend="cpu")
     monkeypatch.setattr(module.runtime, "device_facts", lambda: facts)
     monkeypatch.setattr(module.build, "kernels", lambda: Kernels)
@@ -148,7 +148,8 @@ def test_a_trial_without_kernels_does_not_cost_what_is_known_with_them(
         lambda: monkeypatch.setenv(module.build.SETTING, module.build.OFF),
         lambda: monkeypatch.setenv(compiler.SWITCH, "1"),
     ]
-    for way, own in zip(ways, costs, strict=True):
+    calibration("r1", {}, "model", "on").steps("16", lambda: costs[3])
+    for way, own in zip(ways, costs[:3], strict=True):
         way()
         calibration("r1", {}, "model").steps("16", lambda own=own: own)  # type: ignore[misc]
     monkeypatch.setattr(module, "_opened", {})
@@ -156,7 +157,15 @@ def test_a_trial_without_kernels_does_not_cost_what_is_known_with_them(
     assert calibration("r1", {}, "model").steps("16", refuse) == costs[1]
     monkeypatch.delenv(module.build.SETTING)
     assert calibration("r1", {}, "model").steps("16", refuse) == costs[0]
-    assert len(list(place.iterdir())) == 3
+    assert calibration("r1", {}, "model", "on").steps("16", refuse) == costs[3]
+    names = sorted(path.stem.partition("r1-")[2] for path in place.iterdir())
+    device = names[0]
+    assert [name.removeprefix(device) for name in names] == [
+        "",
+        "-compile-on",
+        "-kernels-off",
+        "-kernels-off-fused-kernels-off",
+    ]
 
 
 def test_the_key_follows_the_program_s_own_files(tmp_path: Path) -> None:

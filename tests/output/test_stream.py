@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 from hypothesis import given
@@ -135,6 +136,15 @@ def test_an_error_ends_the_answer_with_its_sentence_and_keeps_the_text() -> None
     outputs = [Output("r", tuple(ids)), Output("r", finish=Finish.ERROR, error="Bad luck.", usage=USAGE)]
     made = answer(outputs, ["STOP"])
     assert (made.text, made.finish, made.error, made.usage) == ("the S", Finish.ERROR, "Bad luck.", USAGE)
+
+
+def test_drafts_behind_a_stop_string_are_not_counted() -> None:
+    ids = ids_of("the STOP capital")
+    usage = replace(USAGE, completion_tokens=len(ids), drafted_tokens=50, accepted_tokens=45)
+    made = answer([Output("r", tuple(ids)), Output("r", finish=Finish.ABORT, usage=usage)], ["STOP"])
+    assert made.usage is not None and made.usage.completion_tokens < len(ids)
+    counts = made.usage.completion_tokens, made.usage.accepted_tokens, made.usage.drafted_tokens
+    assert counts == (counts[0], counts[0], 5 + counts[0]), "five were wrong"
 
 
 class Engine:

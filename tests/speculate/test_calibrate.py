@@ -15,6 +15,8 @@ from treadle.engine.compiled import Forward
 from treadle.models.capabilities import forward, new_layers
 from treadle.speculate import calibrate as module
 from treadle.speculate.calibrate import WIDTHS, calibrate
+from treadle.speculate.control import may_pay
+from treadle.speculate.cost import CostTable
 
 
 @pytest.mark.parametrize("name", GOOD)
@@ -55,8 +57,31 @@ def test_layers_are_as_after_the_prompt_alone(name: str, batches: bool) -> None:
 
 
 @pytest.mark.parametrize("limit", ["BUDGET_S", "MOST_S"])
-def test_no_new_width_is_begun_when_time_is_up(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model: Any = HashModel()
+@pytest.mark.parametrize("batches", [False, True])
+@pytest.mark.parametrize("name", ["attention", "delta"])
+def test_only_the_widest_are_measured_when_time_is_up(
+    name: str, batches: bool, limit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, caps = tiny(name)
     monkeypatch.setattr(module, limit, -1.0)
-    found = calibrate(Forward(model), model.caps.vocab_size, partial(new_layers, model, model.caps))
-    assert found.cost.known(1) and not any(found.cost.known(width) for width in WIDTHS)
+    made: list[Layers] = []
+
+    def layers() -> Layers:
+        made.append(new_layers(model, caps))
+        return made[-1]
+
+    found = calibrate(Forward(model), VOCAB, layers, batches)
+    assert set(found.cost.observed()[0]) == {1, max(WIDTHS), 2 * max(WIDTHS)}
+    assert may_pay(1, CostTable.of(found.cost.observed()[0], {1: 1e9}), 15, True), "so drafts are made where they pay"
+    assert 0 <= found.noise < 1e-3
+    assert made[0].lengths == [module.PROMPT] * (2 if batches else 1)
+
+
+def test_a_slow_model_that_wobbles_is_found_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, caps = tiny("attention")
+    monkeypatch.setattr(module, "BUDGET_S", -1.0)
+
+    def shaken(ids: Any, layers: Layers) -> Any:
+        return Forward(model)(ids, layers) + (0.25 if ids.size > 1 else 0.0)
+
+    assert calibrate(shaken, VOCAB, partial(new_layers, model, caps)).noise == pytest.approx(0.5, abs=1e-3)

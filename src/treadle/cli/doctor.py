@@ -106,15 +106,14 @@ def _forget(name: str | None) -> None:
 
 def _calibrations(name: str | None) -> None:
     """What loads have measured: of the model `name`, or of all."""
-    from treadle.models.calibration import stored, switched_off
+    from treadle.models.calibration import stored, unusual
 
     for findings in stored().values():
         if name in (None, findings.name):
             device, caps = findings.key.get("device"), next(iter(findings.caps.values()), None)
             revision, mlx = findings.key.get("model"), findings.key.get("mlx")
-            without = "".join(f", without {kernels}" for kernels in switched_off(findings.key))
-            found = f"{findings.name} (revision {revision}) on {device}{without}, {findings.date}, mlx {mlx}"
-            _line("calibration", found)
+            facts = [findings.date, *unusual(findings.key), f"mlx {mlx}"]
+            _line("calibration", f"{findings.name} (revision {revision}) on {device}, {', '.join(facts)}")
             if caps is not None:
                 _line("  several rows", caps.batching.value + (f": {caps.why}" if caps.why else ""))
             if findings.packing is not None:

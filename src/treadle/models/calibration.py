@@ -31,7 +31,7 @@ log = logging.getLogger("treadle.models")
 FORMAT = 1  # of the file
 FOLDER = "calibration"  # in the cache folder
 OFF = "off"  # what a key says of kernels that are switched off
-SWITCHED = ("kernels", "fused kernels")  # parts of a key
+USUAL = "auto"  # and of compiling that nobody has decided about
 
 Count = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -154,24 +154,24 @@ def forget(name: str | None = None) -> int:
 _opened: dict[tuple[Path, str], CalibrationFile] = {}
 
 
-def calibration(revision: str, config: Any, name: str) -> CalibrationFile:
+def calibration(revision: str, config: Any, name: str, compile: str = USUAL) -> CalibrationFile:
     """The findings for weights of that `revision`, built by `config` (anything that has a JSON form or a repr).
 
-    The same object for the same question: a model may be unloaded and loaded again. Where kernels are switched off
-    there is a file of its own, so that a trial without them does not cost what is known with them.
+    The same object for the same question: a model may be unloaded and loaded again. Where kernels are switched off, or
+    `compile` is not "auto", there is a file of its own: a trial does not cost what is known of the usual way.
     """
     facts = runtime.device_facts()
-    key = key_of(revision, config, facts)
+    key = key_of(revision, config, facts, compile)
     device = re.sub(r"[^A-Za-z0-9]+", "-", f"{facts.backend} {facts.name}").strip("-")
-    off = "".join(f"-{name.replace(' ', '-')}-off" for name in switched_off(key))
-    path = folder() / f"{revision}-{device}{off}.json"
+    ways = [way.replace(" ", "-") for way in unusual(key)]
+    path = folder() / f"{'-'.join([revision, device, *ways])}.json"
     place = (path, json.dumps(key, sort_keys=True))
     if place not in _opened:
         _opened[place] = CalibrationFile(path, key, name)
     return _opened[place]
 
 
-def key_of(revision: str, config: Any, facts: runtime.DeviceFacts) -> dict[str, str]:
+def key_of(revision: str, config: Any, facts: runtime.DeviceFacts, compile: str = USUAL) -> dict[str, str]:
     """What findings depend on: the model, the device and how much of it may be used, and all code that computes."""
     text = json.dumps(config, sort_keys=True, default=repr)
     return {
@@ -183,14 +183,17 @@ def key_of(revision: str, config: Any, facts: runtime.DeviceFacts) -> dict[str, 
         "blas": runtime.prepare().note,
         "kernels": _kernels(facts),
         "fused kernels": OFF if compiler.SWITCH in os.environ else "on",
+        "compile": compile,
         "code": _code(Path(treadle.__file__).parent),
         **facts.versions,
     }
 
 
-def switched_off(key: Mapping[str, str]) -> list[str]:
-    """Which kernels were not used because somebody did not want them."""
-    return [name for name in SWITCHED if key.get(name) == OFF]
+def unusual(key: Mapping[str, str]) -> list[str]:
+    """What somebody had chosen when the findings were made: "kernels off", "compile on"."""
+    off = [f"{name} off" for name in ("kernels", "fused kernels") if key.get(name) == OFF]
+    compile = key.get("compile", USUAL)
+    return off if compile == USUAL else [*off, f"compile {compile}"]
 
 
 def _kernels(facts: runtime.DeviceFacts) -> str:

@@ -163,7 +163,7 @@ def load_model(
     form = "dense" if parts.dense else "packed"
     revision = fingerprint(parts.weight_files, form)
     log.info("%s: weights held %s on %s, context of %d tokens", source.name, form, facts.backend, length)
-    known = calibration(revision, [parts.config, parts.embedding, compile], source.name)
+    known = calibration(revision, [parts.config, parts.embedding], source.name, compile)
     caps = known.caps(length, partial(_caps, parts, length))
     return LoadedModel(
         name=source.name,

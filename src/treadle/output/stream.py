@@ -176,8 +176,15 @@ class TextStream:
                 usage=output.usage,
                 error=output.error,
             )
-        usage = output.usage and replace(output.usage, completion_tokens=self._used)
+        usage = output.usage and _until(output.usage, self._used)
         return Event(Kind.DONE, finish=Finish.STOP, stop_string=self._stops.matched, usage=usage)
+
+
+def _until(usage: Usage, tokens: int) -> Usage:
+    """Of a reply of which only so many tokens are in: drafts behind them are none of its own either."""
+    behind = max(0, usage.accepted_tokens - tokens)
+    drafted, accepted = usage.drafted_tokens - behind, usage.accepted_tokens - behind
+    return replace(usage, completion_tokens=tokens, drafted_tokens=drafted, accepted_tokens=accepted)
 
 
 class Abort(Protocol):

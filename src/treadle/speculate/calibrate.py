@@ -23,8 +23,9 @@ WIDTHS = (2, 3, 4, 5, 6, 8, 12, 16)
 BATCHES = (2, 4)  # rows of as many tokens as the widest of these; without batches one row stands for them
 Forward = Callable[[Any, Layers], Any]
 SAFETY = 2.0  # two logits may move in opposite directions
-BUDGET_S = 3.0  # no new width is begun after steps of so long, not counting what kernels take to be built
+BUDGET_S = 3.0  # no new size is begun after steps of so long, not counting what kernels take to be built
 MOST_S = 8.0  # or after so long in any case
+LEAST_SINGLES = 2
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,9 @@ def calibrate(
 ) -> Calibration:
     """Some 40 small steps. Costs of larger batches are learnt in use. `batches`: whether rows can decode together.
 
+    The widest step of one row and of two are measured however long it takes: logits wobble most there, what narrower
+    ones cost lies between, and a table without any would keep everybody from drafting for good.
+
     `forward`: logits [rows, n, vocab_size] of ids [rows, n] with such layers. `widths`: see `CostTable`.
     """
     measured = [n for n in widths if n > 1] or WIDTHS
@@ -53,20 +57,23 @@ def calibrate(
     singles = _singles(forward, layers, ids[PROMPT : PROMPT + widest])
     cost, noise = CostTable(widths), 0.0
     cost.observe(1, singles[1], warm=True)
-    sizes = [(1, width) for width in measured]
-    sizes += [(rows, widest) if batches else (1, rows * widest) for rows in BATCHES]
-    began, spent = time.perf_counter(), len(singles[0][0]) * singles[1]
+    wide = [(1, widest), *((rows, widest) if batches else (1, rows * widest) for rows in BATCHES)]
+    sizes = [wide[0], *((1, width) for width in measured if width < widest), *wide[1:]]
+    known = singles[0].shape[1]
+    began, spent = time.perf_counter(), known * singles[1]
     for rows, width in sizes:
-        if spent > BUDGET_S or time.perf_counter() - began > MOST_S:
-            break
+        late = spent > BUDGET_S or time.perf_counter() - began > MOST_S
+        if late and (rows, width) not in wide[:2]:
+            continue
         for _ in range(layers.num_rows, rows):
             layers.join(_prompted(forward, new_layers, ids))
         fed = [ids[PROMPT : PROMPT + width]] * rows
-        _undone(forward, layers, fed)  # the first of a size also builds its kernels
+        if not late:
+            _undone(forward, layers, fed)  # the first of a size also builds its kernels
         logits, seconds = _undone(forward, layers, fed)
         cost.observe(rows * width, seconds, warm=True)
         spent += 2 * seconds
-        both = min(width, widest)
+        both = min(width, known)
         noise = max(noise, float(np.abs(np.array(logits[:, :both] - singles[0][:, :both])).max()))
     return Calibration(SAFETY * noise, cost)
 
@@ -78,13 +85,18 @@ def _prompted(forward: Forward, new_layers: Callable[[], Layers], ids: list[int]
 
 
 def _singles(forward: Forward, layers: Layers, ids: list[int]) -> tuple[Any, float]:
-    """Logits [1, len(ids), vocab] of single steps, and the seconds of the quicker half; nothing of them stays."""
-    states, logits, times = layers.states_now(), [], []
+    """Logits [1, n, vocab] of single steps over `ids`, or over the first of them where that takes long, and the seconds
+    of one in the middle; nothing of them stays.
+    """
+    states, logits = layers.states_now(), []
+    times: list[float] = []
     for id in ids:
+        if len(times) >= LEAST_SINGLES and sum(times) > BUDGET_S / 2:
+            break
         began = time.perf_counter()
         logits.append(_step(forward, layers, [[id]]))
         times.append(time.perf_counter() - began)
-    layers.go_back(states, {0: len(ids)})
+    layers.go_back(states, {0: len(times)})
     return mx.concatenate(logits, axis=1), sorted(times)[len(times) // 2]
 
 
