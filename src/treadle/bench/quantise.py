@@ -82,7 +82,7 @@ def _doc_strings(module: Any) -> Iterator[str]:
     for member in [module, *(m for _, m in inspect.getmembers(module) if inspect.getmodule(m) is module)]:
         methods = inspect.getmembers(member, inspect.isfunction) if inspect.isclass(member) else []
         documented = [member, *(method for _, method in methods)]
-        yield from (inspect.cleandoc(m.__doc__) for m in documented if m.__doc__)
+        yield from (inspect.cleandoc(m.__doc__) for m in documented if isinstance(m.__doc__, str))
 
 
 @dataclass(frozen=True)
