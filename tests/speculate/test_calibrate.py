@@ -77,6 +77,22 @@ def test_only_the_widest_are_measured_when_time_is_up(
     assert made[0].lengths == [module.PROMPT] * (2 if batches else 1)
 
 
+def test_building_kernels_is_no_price_even_when_it_takes_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    seen: set[int] = set()
+    model, caps = tiny("attention")
+
+    def built(ids: Any, layers: Layers) -> Any:
+        now[0] += 0.01 if ids.size in seen else 20.0
+        seen.add(ids.size)
+        return Forward(model)(ids, layers)
+
+    monkeypatch.setattr(module.time, "perf_counter", lambda: now[0])
+    costs = calibrate(built, VOCAB, partial(new_layers, model, caps)).cost.observed()[0]
+    assert set(costs) == {1, max(WIDTHS), 2 * max(WIDTHS)}
+    assert list(costs.values()) == pytest.approx([0.01] * 3)
+
+
 def test_a_slow_model_that_wobbles_is_found_to(monkeypatch: pytest.MonkeyPatch) -> None:
     model, caps = tiny("attention")
     monkeypatch.setattr(module, "BUDGET_S", -1.0)

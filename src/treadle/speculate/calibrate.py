@@ -62,14 +62,14 @@ def calibrate(
     known = singles[0].shape[1]
     began, spent = time.perf_counter(), known * singles[1]
     for rows, width in sizes:
-        late = spent > BUDGET_S or time.perf_counter() - began > MOST_S
-        if late and (rows, width) not in wide[:2]:
+        slow = spent > BUDGET_S
+        if (slow or time.perf_counter() - began > MOST_S) and (rows, width) not in wide[:2]:
             continue
         for _ in range(layers.num_rows, rows):
             layers.join(_prompted(forward, new_layers, ids))
         fed = [ids[PROMPT : PROMPT + width]] * rows
-        if not late:
-            _undone(forward, layers, fed)  # the first of a size also builds its kernels
+        if not slow:
+            _undone(forward, layers, fed)  # the first of a size also builds its kernels, which is no price
         logits, seconds = _undone(forward, layers, fed)
         cost.observe(rows * width, seconds, warm=True)
         spent += 2 * seconds
@@ -91,13 +91,13 @@ def _singles(forward: Forward, layers: Layers, ids: list[int]) -> tuple[Any, flo
     states, logits = layers.states_now(), []
     times: list[float] = []
     for id in ids:
-        if len(times) >= LEAST_SINGLES and sum(times) > BUDGET_S / 2:
+        if len(times) >= LEAST_SINGLES and len(times) * min(times) > BUDGET_S / 2:
             break
         began = time.perf_counter()
         logits.append(_step(forward, layers, [[id]]))
         times.append(time.perf_counter() - began)
     layers.go_back(states, {0: len(times)})
-    return mx.concatenate(logits, axis=1), sorted(times)[len(times) // 2]
+    return mx.concatenate(logits, axis=1), sorted(times)[(len(times) - 1) // 2]
 
 
 def _undone(forward: Forward, layers: Layers, ids: list[list[int]]) -> tuple[Any, float]:
